@@ -1,0 +1,174 @@
+package schemas
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/linkedin/goavro/v2"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/sr"
+	"github.com/twmb/franz-go/pkg/sr/srfake"
+	"pgregory.net/rapid"
+)
+
+func newTestCodec(t *testing.T) *Codec {
+	t.Helper()
+	reg := srfake.New()
+	t.Cleanup(reg.Close)
+	cl, err := sr.NewClient(sr.URLs(reg.URL()))
+	require.NoError(t, err)
+	c, err := NewCodec(cl, "t1.")
+	require.NoError(t, err)
+	return c
+}
+
+// example fills every field of a record with a value of its kind.
+func example(t *rapid.T, typ reflect.Type) reflect.Value {
+	v := reflect.New(typ).Elem()
+	for i := range typ.NumField() {
+		v.Field(i).Set(drawField(t, typ.Field(i).Name, typ.Field(i).Type))
+	}
+	return v
+}
+
+func drawField(t *rapid.T, name string, typ reflect.Type) reflect.Value {
+	switch typ {
+	case reflect.TypeFor[uuid.UUID]():
+		return reflect.ValueOf(uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, name)))
+	case reflect.TypeFor[time.Time]():
+		return reflect.ValueOf(time.UnixMicro(rapid.Int64Range(0, 1<<52).Draw(t, name)).UTC())
+	case reflect.TypeFor[[]byte]():
+		return reflect.ValueOf(rapid.SliceOfN(rapid.Byte(), 1, 40).Draw(t, name))
+	case reflect.TypeFor[[]uuid.UUID]():
+		return reflect.ValueOf([]uuid.UUID{uuid.New(), uuid.New()})
+	}
+	switch typ.Kind() {
+	case reflect.Pointer:
+		if rapid.Bool().Draw(t, name+" is null") {
+			return reflect.Zero(typ)
+		}
+		p := reflect.New(typ.Elem())
+		p.Elem().Set(drawField(t, name, typ.Elem()))
+		return p
+	case reflect.String:
+		return reflect.ValueOf(rapid.String().Draw(t, name))
+	case reflect.Int32:
+		return reflect.ValueOf(rapid.Int32().Draw(t, name))
+	case reflect.Int64:
+		return reflect.ValueOf(rapid.Int64().Draw(t, name))
+	case reflect.Bool:
+		return reflect.ValueOf(rapid.Bool().Draw(t, name))
+	}
+	panic("no generator for " + typ.String())
+}
+
+var recordTypes = map[string]reflect.Type{
+	TopicEvents:                           reflect.TypeFor[Event](),
+	TopicEventTracked:                     reflect.TypeFor[EventTracked](),
+	TopicContact:                          reflect.TypeFor[ContactChanged](),
+	TopicRequestedMarketing:               reflect.TypeFor[NotificationRequested](),
+	RailTopic("email", RailTransactional): reflect.TypeFor[SendJob](),
+	RailTopic("email", RailMarketing):     reflect.TypeFor[SendBatch](),
+	TopicProviderEvents:                   reflect.TypeFor[ProviderEvent](),
+	TopicMessage:                          reflect.TypeFor[MessageStatusChanged](),
+}
+
+func TestCodecRoundTripsEveryRecordAndAgreesWithGoavro(t *testing.T) {
+	c := newTestCodec(t)
+	for topic, typ := range recordTypes {
+		t.Run(topic, func(t *testing.T) {
+			name, ok := schemaOf(topic)
+			require.True(t, ok)
+			src, err := Source(name)
+			require.NoError(t, err)
+			other, err := goavro.NewCodec(src)
+			require.NoError(t, err)
+			rapid.Check(t, func(rt *rapid.T) {
+				in := example(rt, typ)
+				data, err := c.Encode(t.Context(), nil, topic, in.Addr().Interface())
+				require.NoError(rt, err)
+				out := reflect.New(typ)
+				require.NoError(rt, c.Decode(t.Context(), topic, data, out.Interface()))
+				require.Equal(rt, in.Interface(), out.Elem().Interface())
+
+				native, rest, err := other.NativeFromBinary(data[headerLen:])
+				require.NoError(rt, err)
+				require.Empty(rt, rest)
+				again, err := other.BinaryFromNative(nil, native)
+				require.NoError(rt, err)
+				require.Equal(rt, data[headerLen:], again)
+			})
+		})
+	}
+}
+
+func TestEveryTopicHasASchemaThatParses(t *testing.T) {
+	for _, topic := range Topics([]string{"email", "sms"}) {
+		name, ok := schemaOf(topic.Name)
+		require.True(t, ok, topic.Name)
+		require.Equal(t, topic.Schema, name)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	c := newTestCodec(t)
+	good, err := c.Encode(t.Context(), nil, TopicProviderEvents, &ProviderEvent{Provider: "resend", Body: []byte("{}"), ReceivedAt: time.Now()})
+	require.NoError(t, err)
+	foreign, err := c.Encode(t.Context(), nil, TopicMessage, &MessageStatusChanged{})
+	require.NoError(t, err)
+
+	for name, data := range map[string][]byte{ // faults F14
+		"Empty":         {},
+		"BadMagic":      append([]byte{1}, good[1:]...),
+		"UnknownID":     append([]byte{0, 0, 0, 99, 99}, good[5:]...),
+		"Truncated":     good[:len(good)-3],
+		"TrailingBytes": append(append([]byte{}, good...), 7),
+		"AnotherRecord": foreign,
+		"RandomBytes":   []byte("\x00\x00\x00\x00\x01 not avro at all"),
+	} {
+		t.Run("RefusesAsMalformedWhen"+name, func(t *testing.T) {
+			var out ProviderEvent
+			require.ErrorIs(t, c.Decode(t.Context(), TopicProviderEvents, data, &out), ErrMalformed)
+		})
+	}
+}
+
+func TestRegistryAwayIsNotMalformed(t *testing.T) { // faults F16
+	var down bool
+	reg := srfake.New()
+	t.Cleanup(reg.Close)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if down {
+			http.Error(w, "no", http.StatusServiceUnavailable)
+			return
+		}
+		reg.Handler().ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	cl, err := sr.NewClient(sr.URLs(front.URL))
+	require.NoError(t, err)
+	writer, err := NewCodec(cl, "")
+	require.NoError(t, err)
+	data, err := writer.Encode(context.Background(), nil, TopicProviderEvents, &ProviderEvent{Provider: "resend"})
+	require.NoError(t, err)
+
+	down = true
+	reader, err := NewCodec(cl, "")
+	require.NoError(t, err)
+	var out ProviderEvent
+	err = reader.Decode(t.Context(), TopicProviderEvents, data, &out)
+	require.ErrorIs(t, err, ErrRegistryAway)
+	require.False(t, errors.Is(err, ErrMalformed))
+	_, err = writer.Encode(t.Context(), nil, TopicProviderEvents, &out)
+	require.NoError(t, err, "a known schema goes on")
+
+	down = false
+	require.NoError(t, reader.Decode(t.Context(), TopicProviderEvents, data, &out), "the failure to ask was not remembered")
+	require.Equal(t, "resend", out.Provider)
+}
