@@ -1,6 +1,6 @@
 // Package migrations owns the shape of the database: the goose files, embedded,
-// and Up, which brings a database to them. Partitions of months and days that
-// come after a migration are made by internal/partition.
+// and Up, which brings a database to them. The SQL function
+// core.ensure_partition, made here, is the one maker of time partitions.
 package migrations
 
 import (
@@ -19,8 +19,8 @@ import (
 //go:embed sql/*.sql
 var files embed.FS
 
-// Up applies every migration that the database at url lacks, one session at a
-// time: replicas that start together wait for each other on an advisory lock.
+// Up applies every migration that the database at url lacks and makes the
+// partitions of the months and days around now, one session at a time: replicas that start together wait for each other on an advisory lock.
 // The url must reach PostgreSQL directly, not through a transaction pooler.
 func Up(ctx context.Context, url string) error {
 	cfg, err := pgx.ParseConfig(url)
@@ -36,7 +36,8 @@ func Up(ctx context.Context, url string) error {
 	if _, err := p.Up(ctx); err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	return nil
+	_, err = EnsurePartitions(ctx, url)
+	return err
 }
 
 func newProvider(db *sql.DB) (*goose.Provider, error) {
@@ -53,4 +54,19 @@ func newProvider(db *sql.DB) (*goose.Provider, error) {
 		return nil, fmt.Errorf("read the migrations: %w", err)
 	}
 	return p, nil
+}
+
+// EnsurePartitions makes what every time-partitioned table should have around
+// now; it gives the number of partitions made.
+func EnsurePartitions(ctx context.Context, url string) (int, error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return 0, fmt.Errorf("connect to make partitions: %w", err)
+	}
+	defer conn.Close(ctx)
+	var made int
+	if err := conn.QueryRow(ctx, "SELECT core.ensure_partitions(now())").Scan(&made); err != nil {
+		return 0, fmt.Errorf("make partitions: %w", err)
+	}
+	return made, nil
 }
