@@ -1,0 +1,163 @@
+// Package outbox makes what a transaction wants published and the transaction
+// itself one thing. A lane is one producer's contiguous sequence in one store:
+// rows take their sequence from the lane's counter inside the transaction, and
+// the lane's owner publishes them in that order and moves the lane's cursor.
+// The compare-and-set on the cursor and the owner's epoch are the safety; no
+// lock is. Publication is at least once; consumers dedupe on ce_id.
+//
+// Events are their own outbox (store "events": core.tracked_events carries lane
+// and lane_seq); everything derived goes to core.outbox. The stream loop, the
+// rail workers and the API own lanes; what they publish is theirs.
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// Stores of a lane.
+const (
+	StoreEvents = "events"
+	StoreOutbox = "outbox"
+)
+
+// AnyEpoch lets a transaction take sequences of a lane that many processes
+// write, where only the relay has an owner.
+const AnyEpoch = -1
+
+// ErrFenced says that another owner has taken the lane.
+var ErrFenced = errors.New("lane is owned by another")
+
+// Message is a record to publish. Topic is named without the deployment's
+// prefix; Value is framed already.
+type Message struct {
+	Topic   string
+	Key     []byte
+	Value   []byte
+	Headers []kgo.RecordHeader
+}
+
+// Item is a message with its place in a lane.
+type Item struct {
+	Seq       int64
+	WrittenAt time.Time // the writing transaction's, by the database's clock
+	Message
+}
+
+// Lane is a producer's sequence in a store. Epoch is the owner's, or AnyEpoch.
+type Lane struct {
+	ID    int32
+	Store string
+	Epoch int64
+}
+
+// querier is what both a pool and a transaction can do.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Open finds or makes a producer's lane in a store. With an epoch other than
+// AnyEpoch it also takes the lane: older epochs are fenced from then on, and a
+// newer one gives ErrFenced.
+func Open(ctx context.Context, db querier, producer, store string, epoch int64) (Lane, error) {
+	const sql = `
+WITH lane AS (
+    INSERT INTO core.outbox_lanes AS l (producer, store, epoch) VALUES ($1, $2, greatest($3::bigint, 0))
+    ON CONFLICT (producer, store) DO UPDATE SET epoch = greatest(l.epoch, EXCLUDED.epoch)
+    RETURNING lane, epoch
+), cursor AS (
+    INSERT INTO core.outbox_cursors (lane, consumer) SELECT lane, 'relay' FROM lane ON CONFLICT DO NOTHING
+)
+SELECT lane, epoch FROM lane`
+	l := Lane{Store: store, Epoch: epoch}
+	var have int64
+	if err := db.QueryRow(ctx, sql, producer, store, epoch).Scan(&l.ID, &have); err != nil {
+		return l, fmt.Errorf("open outbox lane %s of %s: %w", producer, store, err)
+	}
+	if epoch != AnyEpoch && have != epoch {
+		return l, fmt.Errorf("open outbox lane %s of %s: %w", producer, store, ErrFenced)
+	}
+	return l, nil
+}
+
+// Take reserves n sequences of the lane inside tx and gives the first, with the
+// transaction's time. The row lock stays until the transaction ends, so that
+// sequence order is commit order and a rollback leaves no gap: take last, just
+// before the rows are written.
+func (l Lane) Take(ctx context.Context, tx pgx.Tx, n int) (first int64, at time.Time, err error) {
+	const sql = `UPDATE core.outbox_lanes SET counter = counter + $2
+WHERE lane = $1 AND ($3::bigint < 0 OR epoch = $3) RETURNING counter, now()`
+	var last int64
+	err = tx.QueryRow(ctx, sql, l.ID, n, l.Epoch).Scan(&last, &at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, at, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, ErrFenced)
+	}
+	if err != nil {
+		return 0, at, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, err)
+	}
+	return last - int64(n) + 1, at, nil
+}
+
+// Append writes messages to core.outbox inside tx and gives them back with
+// their sequences, for Publisher.Offer after the commit.
+func (l Lane) Append(ctx context.Context, tx pgx.Tx, msgs []Message) ([]Item, error) {
+	if len(msgs) == 0 {
+		return nil, nil
+	}
+	first, at, err := l.Take(ctx, tx, len(msgs))
+	if err != nil {
+		return nil, err
+	}
+	items := Number(msgs, first, at)
+	topics, keys, values, headers := make([]string, len(msgs)), make([][]byte, len(msgs)), make([][]byte, len(msgs)), make([]string, len(msgs))
+	for i, m := range msgs {
+		topics[i], keys[i], values[i], headers[i] = m.Topic, m.Key, m.Value, encodeHeaders(m.Headers)
+	}
+	const sql = `INSERT INTO core.outbox (lane, lane_seq, topic, key, value, headers)
+SELECT $1, $2 + o - 1, t, k, v, h::jsonb
+FROM unnest($3::text[], $4::bytea[], $5::bytea[], $6::text[]) WITH ORDINALITY AS u(t, k, v, h, o)`
+	if _, err := tx.Exec(ctx, sql, l.ID, first, topics, keys, values, headers); err != nil {
+		return nil, fmt.Errorf("write %d outbox rows: %w", len(msgs), err)
+	}
+	return items, nil
+}
+
+// Number gives messages their sequences from first on.
+func Number(msgs []Message, first int64, at time.Time) []Item {
+	items := make([]Item, len(msgs))
+	for i, m := range msgs {
+		items[i] = Item{Seq: first + int64(i), WrittenAt: at, Message: m}
+	}
+	return items
+}
+
+// encodeHeaders keeps headers as [[key, value], …]; all of ours are text.
+func encodeHeaders(hs []kgo.RecordHeader) string {
+	out := make([][2]string, len(hs))
+	for i, h := range hs {
+		out[i] = [2]string{h.Key, string(h.Value)}
+	}
+	b, err := json.Marshal(out)
+	if err != nil { // strings always marshal
+		panic(err)
+	}
+	return string(b)
+}
+
+func decodeHeaders(s []byte) ([]kgo.RecordHeader, error) {
+	var in [][2]string
+	if err := json.Unmarshal(s, &in); err != nil {
+		return nil, fmt.Errorf("read outbox headers: %w", err)
+	}
+	hs := make([]kgo.RecordHeader, len(in))
+	for i, kv := range in {
+		hs[i] = kgo.RecordHeader{Key: kv[0], Value: []byte(kv[1])}
+	}
+	return hs, nil
+}

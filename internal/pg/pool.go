@@ -1,0 +1,53 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Config of a pool.
+type Config struct {
+	URL      string
+	MaxConns int32         // default 8
+	Acquire  time.Duration // longest wait for a new connection; default 5 s
+}
+
+// Open makes a pool; it does not wait for the database to be there.
+func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parse the PostgreSQL URL: %w", err)
+	}
+	if c.MaxConns == 0 {
+		c.MaxConns = 8
+	}
+	if c.Acquire == 0 {
+		c.Acquire = 5 * time.Second
+	}
+	pc.MaxConns = c.MaxConns
+	pc.MinConns = 0
+	pc.MaxConnLifetime = 30 * time.Minute
+	pc.HealthCheckPeriod = 15 * time.Second
+	pc.ConnConfig.ConnectTimeout = c.Acquire
+	p, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("open the PostgreSQL pool: %w", err)
+	}
+	return p, nil
+}
+
+// EnsurePartitions makes what every time-partitioned table should have around
+// an instant.
+func EnsurePartitions(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, at time.Time) error {
+	var n int
+	if err := db.QueryRow(ctx, "SELECT core.ensure_partitions($1)", at).Scan(&n); err != nil {
+		return fmt.Errorf("make partitions around %s: %w", at.UTC().Format(time.DateOnly), err)
+	}
+	return nil
+}

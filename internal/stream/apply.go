@@ -1,0 +1,294 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/pg"
+)
+
+// apply brings records into the database: all of them in one transaction where
+// it can, down to single rows where one of them is refused. It returns only
+// when they are applied or dead-lettered, when the worker is fenced, or when
+// its context ends.
+func (w *worker) apply(ctx context.Context, records []*kgo.Record) error {
+	decoded, rejects, err := w.decode(ctx, records)
+	if err != nil {
+		return err
+	}
+	return w.applyRange(ctx, decoded, rejects, records[len(records)-1])
+}
+
+// decode reads every record; what is poison is put aside, what has to wait is
+// waited for.
+func (w *worker) decode(ctx context.Context, records []*kgo.Record) ([]Record, []reject, error) {
+	good := make([]Record, 0, len(records))
+	var bad []reject
+	backoff := w.l.cfg.Backoff
+	for i := 0; i < len(records); {
+		v, err := w.l.deps.Handler.Decode(ctx, records[i])
+		switch {
+		case err == nil:
+			good = append(good, Record{records[i], v})
+			i++
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case errors.Is(err, ErrPoison):
+			bad = append(bad, reject{record: records[i], class: "undecodable", reason: err.Error()})
+			i++
+		default:
+			if err := w.backOff(ctx, "decode", err, &backoff); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	return good, bad, nil
+}
+
+// applyRange applies good records and keeps the rejects, through the record
+// last; it bisects where the data is refused.
+func (w *worker) applyRange(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+	backoff, raced := w.l.cfg.Backoff, false
+	for {
+		err := w.attempt(ctx, good, bad, last)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		switch verdict(err, &raced) {
+		case giveUp:
+			return err
+		case again:
+			w.count("race")
+		case makePartitions:
+			w.count("partition")
+			if e := w.ensurePartitions(ctx, good); e != nil {
+				if err := w.backOff(ctx, "partition", errors.Join(err, e), &backoff); err != nil {
+					return err
+				}
+			}
+		case wait:
+			if err := w.backOff(ctx, "wait", err, &backoff); err != nil {
+				return err
+			}
+		case bisect:
+			w.count("bisect")
+			return w.bisect(ctx, good, bad, last, err)
+		}
+	}
+}
+
+// bisect halves the records until the refused one stands alone. Rejects go with
+// the last part: their offsets lie before its end.
+func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *kgo.Record, cause error) error {
+	switch len(good) {
+	case 0:
+		// Only rejects are left and even those are refused: keep them one by one
+		// without their bytes rather than stand still.
+		return fmt.Errorf("keep dead letters of %s/%d: %w", w.tp.topic, w.tp.partition, cause)
+	case 1:
+		r := reject{record: good[0].Record, class: classOf(cause), reason: redact(cause)}
+		return w.applyRange(ctx, nil, append(bad[:len(bad):len(bad)], r), last)
+	}
+	half := len(good) / 2
+	if err := w.applyRange(ctx, good[:half], nil, good[half-1].Record); err != nil {
+		return err
+	}
+	return w.applyRange(ctx, good[half:], bad, last)
+}
+
+// attempt is one transaction. Its outcome is never guessed: a commit that gave
+// an error is settled by reading the position back.
+func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+	started := time.Now()
+	tctx, cancel := context.WithTimeout(ctx, w.l.cfg.TxTimeout)
+	defer cancel()
+	from, end := w.position(), last.Offset+1
+	b := &Batch{Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, Records: good,
+		events: w.claim.events, derived: w.claim.derived}
+	tx, err := w.l.deps.Pool.BeginTx(tctx, pgx.TxOptions{})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	b.tx = tx
+	commit, err := w.inTx(tctx, tx, b, bad, from, last)
+	if err != nil {
+		rollback(tx)
+		return err
+	}
+	if err := tx.Commit(tctx); err != nil {
+		landed, err := w.settle(ctx, from, end, err)
+		if err != nil {
+			return err
+		}
+		if !landed {
+			return fmt.Errorf("%w: commit did not land", ErrWait)
+		}
+	}
+	w.committed(b, commit, end, len(good), len(bad)+len(b.rejects), time.Since(started))
+	return nil
+}
+
+func rollback(tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx) // the connection is thrown away if even that fails
+}
+
+// inTx does everything between BEGIN and COMMIT: position and batch row, the
+// stage, the dead letters, the outbox.
+func (w *worker) inTx(ctx context.Context, tx pgx.Tx, b *Batch, bad []reject, from int64, last *kgo.Record) (out committedBatch, err error) {
+	if err := w.advance(ctx, tx, from, last); err != nil {
+		return out, err
+	}
+	if len(b.Records) > 0 {
+		if err := w.callHandler(ctx, tx, b); err != nil {
+			return out, err
+		}
+	}
+	if err := keepDeadLetters(ctx, tx, w.l.cfg.Stage, w.claim.topicID, w.l.deps.Kafka.Logical, append(bad[:len(bad):len(bad)], b.rejects...)); err != nil {
+		return out, err
+	}
+	out.derived, err = b.derived.Append(ctx, tx, b.msgs)
+	return out, err
+}
+
+// callHandler keeps a panic of the stage to the batch that caused it.
+func (w *worker) callHandler(ctx context.Context, tx pgx.Tx, b *Batch) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			w.l.log.Error("stage panicked", "stage", b.Stage, "topic", b.Topic, "partition", b.Partition, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			err = fmt.Errorf("%w: panic in stage %s", ErrPoison, b.Stage)
+		}
+	}()
+	return w.l.deps.Handler.Apply(ctx, tx, b)
+}
+
+// advance is the fence: position from where we stand to the batch's end, under
+// our epoch; and the batch's own row.
+func (w *worker) advance(ctx context.Context, tx pgx.Tx, from int64, last *kgo.Record) error {
+	const sql = `WITH moved AS (
+    UPDATE core.stream_positions SET next_offset = $7, leader_epoch = $8, updated_at = now()
+    WHERE stage = $1 AND topic = $2 AND partition = $3 AND topic_id = $4 AND epoch = $5 AND next_offset = $6
+    RETURNING stage
+)
+INSERT INTO core.processed_jobs (id_time, worker, job_id, state, topic, topic_partition, owner_epoch, first_offset, last_offset)
+SELECT now(), 'stage:' || stage, $9, 'done', $2, $3, $5, $6, $7 - 1 FROM moved`
+	job := ids.BatchOfOffsets(w.l.cfg.Stage, w.claim.topicID, w.tp.partition, w.claim.epoch, from)
+	tag, err := tx.Exec(ctx, sql, w.l.cfg.Stage, w.tp.topic, w.tp.partition, w.claim.topicID, w.claim.epoch, from,
+		last.Offset+1, last.LeaderEpoch, job)
+	if err != nil {
+		return fmt.Errorf("advance position: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return errFenced
+	}
+	return nil
+}
+
+// settle finds out whether a commit of unknown outcome landed. The row lock
+// waits for a transaction that is still on its way.
+func (w *worker) settle(ctx context.Context, from, end int64, cause error) (landed bool, err error) {
+	w.count("commit_unknown")
+	backoff := w.l.cfg.Backoff
+	for {
+		next, epoch, err := w.readBack(ctx)
+		switch {
+		case err != nil:
+			if err := w.backOff(ctx, "settle", errors.Join(cause, err), &backoff); err != nil {
+				return false, err
+			}
+		case epoch != w.claim.epoch:
+			return false, errFenced
+		default:
+			return next == end && next != from, nil
+		}
+	}
+}
+
+func (w *worker) readBack(ctx context.Context) (next, epoch int64, err error) {
+	rctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err = pgx.BeginFunc(rctx, w.l.deps.Pool, func(tx pgx.Tx) error {
+		const sql = `SELECT next_offset, epoch FROM core.stream_positions WHERE stage = $1 AND topic = $2 AND partition = $3 FOR UPDATE`
+		return tx.QueryRow(rctx, sql, w.l.cfg.Stage, w.tp.topic, w.tp.partition).Scan(&next, &epoch)
+	})
+	return next, epoch, err
+}
+
+// committed publishes what the batch wants published and moves on.
+func (w *worker) committed(b *Batch, out committedBatch, end int64, good, dead int, took time.Duration) {
+	w.moveTo(end)
+	derived := w.pubs[len(w.pubs)-1]
+	derived.Offer(out.derived)
+	if w.l.deps.Events != nil {
+		w.pubs[0].Offer(b.pubEv)
+	}
+	if m := w.l.deps.Metrics; m != nil {
+		m.records.WithLabelValues(b.Stage).Add(float64(good))
+		m.batches.WithLabelValues(b.Stage).Observe(took.Seconds())
+		m.deadLetters.WithLabelValues(b.Stage).Add(float64(dead))
+	}
+	if dead > 0 {
+		w.l.log.Warn("records dead-lettered", "stage", b.Stage, "topic", b.Topic, "partition", b.Partition, "count", dead)
+	}
+}
+
+func (w *worker) ensurePartitions(ctx context.Context, records []Record) error {
+	tctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if p, ok := w.l.deps.Handler.(PartitionMaker); ok {
+		return p.MakePartitions(tctx, w.l.deps.Pool, records)
+	}
+	return pg.EnsurePartitions(tctx, w.l.deps.Pool, time.Now())
+}
+
+// PartitionMaker is a Handler that knows which partitions its records need; it
+// is asked when the database finds none.
+type PartitionMaker interface {
+	MakePartitions(ctx context.Context, pool *pgxpool.Pool, records []Record) error
+}
+
+func (w *worker) backOff(ctx context.Context, cause string, err error, backoff *time.Duration) error {
+	w.count(cause)
+	w.l.log.Warn("batch waits", "stage", w.l.cfg.Stage, "topic", w.tp.topic, "partition", w.tp.partition, "cause", cause, "error", err, "backoff", *backoff)
+	t := time.NewTimer(jitter(*backoff))
+	defer t.Stop()
+	*backoff = min(2**backoff, 5*time.Second)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+func (w *worker) count(cause string) {
+	if m := w.l.deps.Metrics; m != nil {
+		m.retries.WithLabelValues(w.l.cfg.Stage, cause).Inc()
+	}
+}
+
+// headersJSON keeps a record's headers as [[key, value], …] text.
+func headersJSON(r *kgo.Record) []byte {
+	out := make([][2]string, len(r.Headers))
+	for i, h := range r.Headers {
+		out[i] = [2]string{printable(h.Key), printable(string(h.Value))}
+	}
+	b, err := json.Marshal(out)
+	if err != nil { // strings always marshal
+		panic(err)
+	}
+	return b
+}

@@ -1,0 +1,123 @@
+package stream
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/pg"
+)
+
+type committedBatch struct{ derived []outbox.Item }
+
+// what is done about an error of a batch
+type decision int
+
+const (
+	wait decision = iota
+	again
+	makePartitions
+	bisect
+	giveUp
+)
+
+// verdict decides by the error's kind. A race is tried again once, on fresh
+// reads; the second time the data is at fault.
+func verdict(err error, raced *bool) decision {
+	if errors.Is(err, errFenced) || errors.Is(err, outbox.ErrFenced) {
+		return giveUp
+	}
+	if errors.Is(err, ErrWait) {
+		return wait
+	}
+	switch pg.FaultOf(err) {
+	case pg.FaultWait, pg.FaultStatement: // a statement that the schema does not know waits for its migration, loudly
+		return wait
+	case pg.FaultPartition:
+		return makePartitions
+	case pg.FaultRace:
+		if !*raced {
+			*raced = true
+			return again
+		}
+		return bisect
+	}
+	if errors.Is(err, context.Canceled) {
+		return wait
+	}
+	return bisect
+}
+
+// classOf names why a single record was refused.
+func classOf(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return "refused_by_database"
+	}
+	if errors.Is(err, ErrPoison) {
+		return "poison"
+	}
+	return "refused_by_stage"
+}
+
+// redact keeps the kind of a database error and leaves out its detail, which
+// quotes the row.
+func redact(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		s := fmt.Sprintf("SQLSTATE %s", pe.Code)
+		if pe.TableName != "" {
+			s += " on " + pe.SchemaName + "." + pe.TableName
+		}
+		if pe.ConstraintName != "" {
+			s += " (" + pe.ConstraintName + ")"
+		}
+		return s
+	}
+	return printable(err.Error())
+}
+
+// printable makes text that PostgreSQL takes.
+func printable(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// keepDeadLetters writes what could not be processed, with its bytes.
+func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]byte, logical func(string) string, rejects []reject) error {
+	const sql = `INSERT INTO core.dead_letters (dead_letter_id, stage, class, reason, tenant_id, event_id, send_id,
+    topic, topic_id, topic_partition, topic_offset, record_key, record_value, record_headers, content_hash)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+	for _, r := range rejects {
+		sum := sha256.Sum256(r.record.Value)
+		_, err := tx.Exec(ctx, sql, ids.New(), stage, r.class, printable(r.reason),
+			orNull(r.ref.TenantID), orNull(r.ref.EventID), orNull(r.ref.SendID),
+			logical(r.record.Topic), topicID, r.record.Partition, r.record.Offset,
+			r.record.Key, r.record.Value, headersJSON(r.record), sum[:])
+		if err != nil {
+			return fmt.Errorf("keep a dead letter of offset %d: %w", r.record.Offset, err)
+		}
+	}
+	return nil
+}
+
+func orNull(id uuid.UUID) *uuid.UUID {
+	if id == uuid.Nil {
+		return nil
+	}
+	return &id
+}
+
+// jitter spreads a wait over [d/2, d].
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
+}
