@@ -235,6 +235,9 @@ func (w *worker) committed(b *Batch, out committedBatch, end int64, good, dead i
 	if w.l.deps.Events != nil {
 		w.pubs[0].Offer(b.pubEv)
 	}
+	for _, f := range b.after {
+		f()
+	}
 	if m := w.l.deps.Metrics; m != nil {
 		m.records.WithLabelValues(b.Stage).Add(float64(good))
 		m.batches.WithLabelValues(b.Stage).Observe(took.Seconds())

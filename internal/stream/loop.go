@@ -113,7 +113,7 @@ func (l *Loop) pollOnce(ctx context.Context) {
 		}
 		at := tp{l.deps.Kafka.Logical(f.Topic), f.Partition}
 		if w := l.worker(at); w != nil && w.push(f.Records, f.HighWatermark) {
-			l.cl.PauseFetchPartitions(map[string][]int32{f.Topic: {f.Partition}})
+			l.pause(w)
 		}
 	})
 }
@@ -397,6 +397,15 @@ func (l *Loop) commit(ctx context.Context, offsets map[string]map[int32]kgo.Epoc
 		}
 	})
 	return ok
+}
+
+// pause stops fetching a full worker's partition, unless the worker has made
+// room (and resumed) in between.
+func (l *Loop) pause(w *worker) {
+	l.cl.PauseFetchPartitions(map[string][]int32{l.deps.Kafka.Topic(w.tp.topic): {w.tp.partition}})
+	if !w.full() {
+		l.resume(w.tp)
+	}
 }
 
 func (l *Loop) resume(at tp) {

@@ -128,6 +128,7 @@ type Batch struct {
 	derived outbox.Lane
 	msgs    []outbox.Message
 	pubEv   []outbox.Item
+	after   []func()
 }
 
 type reject struct {
@@ -161,6 +162,10 @@ func (b *Batch) TakeEvents(ctx context.Context, n int) (lane int32, first int64,
 // EmitEvents publishes appended events after the commit; items carry the
 // sequences that TakeEvents gave.
 func (b *Batch) EmitEvents(items []outbox.Item) { b.pubEv = append(b.pubEv, items...) }
+
+// OnCommit calls f once the batch is known to be committed, and never
+// otherwise. It must be quick.
+func (b *Batch) OnCommit(f func()) { b.after = append(b.after, f) }
 
 // Metrics of all loops of a process.
 type Metrics struct {

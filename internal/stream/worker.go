@@ -128,6 +128,13 @@ func (w *worker) push(records []*kgo.Record, hwm int64) (pause bool) {
 	return pause
 }
 
+// full says that the worker still wants its partition paused.
+func (w *worker) full() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.paused
+}
+
 // take waits for a batch: at once when the log holds nothing more, else when
 // it is full or has lingered. It gives nil when the worker is to stop.
 func (w *worker) take(ctx context.Context) ([]*kgo.Record, error) {

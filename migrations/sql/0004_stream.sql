@@ -58,10 +58,11 @@ CREATE TABLE core.event_spans (
     last_seq     bigint NOT NULL CHECK (last_seq >= first_seq),
     min_occurred timestamptz NOT NULL,
     max_occurred timestamptz NOT NULL CHECK (max_occurred >= min_occurred),
+    tenant_ids   uuid[] NOT NULL,
     written_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (lane, first_seq)
 );
-COMMENT ON TABLE core.event_spans IS 'What each transaction appended to core.tracked_events: tells recovery, mirrors and the feed which partitions to read. Lives as long as its leaves.';
+COMMENT ON TABLE core.event_spans IS 'What each transaction appended to core.tracked_events: tells recovery, mirrors and the feed which partitions and tenants to read. Lives as long as its leaves.';
 
 CREATE TABLE core.processed_jobs (
     id_time         timestamptz NOT NULL,
