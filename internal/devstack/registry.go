@@ -38,8 +38,8 @@ type registry struct {
 func openRegistry(path string, sync bool, fatal func(error)) (*registry, error) {
 	r := &registry{
 		fatal: fatal,
-		fake: srfake.NewRegistry(srfake.WithGlobalCompat(sr.CompatFullTransitive)),
-		mux:  http.NewServeMux(),
+		fake:  srfake.NewRegistry(srfake.WithGlobalCompat(sr.CompatFullTransitive)),
+		mux:   http.NewServeMux(),
 	}
 	j, changes, err := openJournal(path, sync)
 	if err != nil {
