@@ -1,0 +1,96 @@
+// Package identity finds out who an event is about: it turns identifiers into
+// contacts, makes anonymous ones, attaches new identifiers, merges contacts
+// that turn out to be one person, and keeps traits. It writes contacts and
+// merges inside its caller's transaction; it never touches events. The append
+// stage calls it for every event, the channels stage for recipients of the API.
+package identity
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Kinds of identifiers that the platform knows; a tenant may use its own
+// beside them.
+const (
+	KindExternalID = "external_id"
+	KindEmail      = "email"
+	KindPhone      = "phone"
+	KindAnonymous  = "anonymous_id"
+)
+
+// Input is one event's share of identity, in the order of its stream.
+type Input struct {
+	TenantID      uuid.UUID
+	CellID        string
+	EventID       uuid.UUID
+	CorrelationID string
+	Identifiers   string // JSON object of strings, raw as sent
+	Traits        string // JSON object; empty: the event carries none
+	OccurredAt    time.Time
+}
+
+// Outcome is what identity found for each input and what it changed.
+type Outcome struct {
+	Contacts []uuid.UUID // by input
+	Changes  []Change
+	Warnings []Warning
+	Created  int
+	Merged   int
+}
+
+// Change is a contact that the batch left different, as it now stands.
+type Change struct {
+	TenantID      uuid.UUID
+	CellID        string
+	ContactID     uuid.UUID
+	Kind          string     // identified or merged
+	Into          *uuid.UUID // merged: the survivor
+	Traits        json.RawMessage
+	CauseEventID  uuid.UUID
+	CorrelationID string
+}
+
+// Warning is something that the tenant should know about an accepted event.
+type Warning struct {
+	TenantID uuid.UUID
+	EventID  uuid.UUID
+	Kind     string // refused_identifier, identity_conflict, traits_capped
+	Detail   map[string]string
+}
+
+// Limits of a contact's traits: more makes a record that no broker takes.
+const (
+	MaxTraitBytes = 64 << 10
+	MaxTraitKeys  = 500
+)
+
+// key is an identifier within the platform.
+type key struct {
+	tenant uuid.UUID
+	kind   string
+	value  string
+}
+
+// person is a contact while a batch is worked on.
+type person struct {
+	tenant   uuid.UUID
+	cell     string
+	id       uuid.UUID
+	known    bool
+	created  time.Time
+	external map[string]bool
+	into     *person // merged
+	isNew    bool
+	wasKnown bool
+}
+
+// root follows merges to the survivor.
+func (p *person) root() *person {
+	for p.into != nil {
+		p = p.into
+	}
+	return p
+}

@@ -1,0 +1,207 @@
+package identity
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/softcrum/carril/internal/ids"
+)
+
+// Resolve finds or makes the contact of each input, in order: an identify
+// followed by a track of the same person in one batch sees it. It writes
+// contacts, identifiers, merges, conflicts and traits inside tx.
+func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
+	b := &batch{
+		inputs: inputs, now: time.Now().UTC(), out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))},
+		owners: map[key]*person{}, people: map[uuid.UUID]*person{}, touched: map[*person]int{},
+	}
+	b.parse()
+	if err := b.load(ctx, tx); err != nil {
+		return nil, err
+	}
+	at := make([]*person, len(inputs))
+	for i := range inputs {
+		at[i] = b.resolve(i)
+	}
+	if err := b.write(ctx, tx); err != nil {
+		return nil, err
+	}
+	for i, p := range at {
+		b.out.Contacts[i] = p.root().id
+	}
+	if err := b.keepTraits(ctx, tx, at); err != nil {
+		return nil, err
+	}
+	return b.out, nil
+}
+
+// batch is the state of one Resolve.
+type batch struct {
+	inputs  []Input
+	now     time.Time
+	ids     [][]identifier
+	out     *Outcome
+	owners  map[key]*person
+	people  map[uuid.UUID]*person
+	created []*person
+	merges  []merge
+	added   []addition
+	touched map[*person]int // people whose known state rose, by the input that did it
+	clashes []clash
+}
+
+type merge struct {
+	from, into *person
+	cause      int
+}
+
+type addition struct {
+	key
+	owner *person
+}
+
+type clash struct {
+	input    int
+	contacts []uuid.UUID
+}
+
+func (b *batch) parse() {
+	b.ids = make([][]identifier, len(b.inputs))
+	for i, in := range b.inputs {
+		found, refused := identifiersOf(in.Identifiers)
+		b.ids[i] = found
+		if len(refused) > 0 {
+			b.out.Warnings = append(b.out.Warnings, Warning{in.TenantID, in.EventID, "refused_identifier", refused})
+		}
+	}
+}
+
+// resolve decides whose one event is.
+func (b *batch) resolve(i int) *person {
+	in := b.inputs[i]
+	var found []*person
+	for _, id := range b.ids[i] {
+		if p := b.owners[key{in.TenantID, id.kind, id.value}]; p != nil {
+			found = appendOnce(found, p.root())
+		}
+	}
+	target := b.target(i, found)
+	clashed := []uuid.UUID{}
+	for _, other := range found {
+		if other = other.root(); other == target.root() {
+			continue
+		}
+		if len(other.external) > 0 && len(target.root().external) > 0 {
+			clashed = append(clashed, other.id)
+			continue
+		}
+		b.merge(target.root(), other, i)
+	}
+	if len(clashed) > 0 {
+		b.clashes = append(b.clashes, clash{i, append(clashed, target.root().id)})
+		b.out.Warnings = append(b.out.Warnings, Warning{in.TenantID, in.EventID, "identity_conflict",
+			map[string]string{"reason": "two external_ids are never one person"}})
+	}
+	b.attach(i, target.root())
+	return target.root()
+}
+
+// target picks who the event is about, before merges. The owner of the event's
+// external_id is it; else one that has no external_id yet and may take it; else
+// somebody new. Without an external_id: the known before the anonymous, the
+// older before the younger.
+func (b *batch) target(i int, found []*person) *person {
+	in := b.inputs[i]
+	for _, id := range b.ids[i] {
+		if id.kind != KindExternalID {
+			continue
+		}
+		if p := b.owners[key{in.TenantID, id.kind, id.value}]; p != nil {
+			return p.root()
+		}
+		var free []*person
+		for _, p := range found {
+			if len(p.external) == 0 {
+				free = append(free, p)
+			}
+		}
+		found = free
+	}
+	if len(found) == 0 {
+		return b.create(in)
+	}
+	best := found[0]
+	for _, p := range found[1:] {
+		best = survivor(best, p)
+	}
+	return best
+}
+
+// survivor of two people that are one: the known one, then the older.
+func survivor(a, b *person) *person {
+	switch {
+	case a.known != b.known:
+		if a.known {
+			return a
+		}
+		return b
+	case b.created.Before(a.created), b.created.Equal(a.created) && b.id.String() < a.id.String():
+		return b
+	}
+	return a
+}
+
+func (b *batch) create(in Input) *person {
+	p := &person{tenant: in.TenantID, cell: in.CellID, id: ids.New(), created: b.now, external: map[string]bool{}, isNew: true}
+	b.people[p.id] = p
+	b.created = append(b.created, p)
+	return p
+}
+
+func (b *batch) merge(x, y *person, cause int) {
+	keep := survivor(x, y)
+	gone := x
+	if keep == x {
+		gone = y
+	}
+	gone.into = keep
+	keep.known = keep.known || gone.known
+	for e := range gone.external {
+		keep.external[e] = true
+	}
+	b.merges = append(b.merges, merge{from: gone, into: keep, cause: cause})
+	b.touched[keep] = cause
+}
+
+// attach gives the event's unowned identifiers to its person.
+func (b *batch) attach(i int, p *person) {
+	in := b.inputs[i]
+	for _, id := range b.ids[i] {
+		if id.kind != KindAnonymous && !p.known {
+			p.known = true
+			b.touched[p] = i
+		}
+		k := key{in.TenantID, id.kind, id.value}
+		if b.owners[k] != nil {
+			continue
+		}
+		b.owners[k] = p
+		b.added = append(b.added, addition{k, p})
+		b.touched[p] = i
+		if id.kind == KindExternalID {
+			p.external[id.value] = true
+		}
+	}
+}
+
+func appendOnce(ps []*person, p *person) []*person {
+	for _, q := range ps {
+		if q == p {
+			return ps
+		}
+	}
+	return append(ps, p)
+}
