@@ -182,3 +182,17 @@ func readAnswer(vals []string) (Answer, error) {
 	return Answer{Granted: granted, Reason: Reason(vals[1]), Wait: time.Duration(wait) * time.Microsecond,
 		At: time.UnixMicro(at), Factor: factor, Askers: askers}, nil
 }
+
+// Open makes a client of the Redis at url that keeps a caller's deadline: one
+// that hangs must cost an ask its budget and no more. It does not connect yet.
+func Open(url string) (*redis.Client, error) {
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("parse the Redis URL: %w", err) // redis.ParseURL quotes no password
+	}
+	opts.ContextTimeoutEnabled = true
+	opts.MaxRetries = -1
+	opts.DialTimeout = time.Second
+	opts.ReadTimeout, opts.WriteTimeout = time.Second, time.Second
+	return redis.NewClient(opts), nil
+}
