@@ -1,12 +1,17 @@
 # Tools and downloads, for services.sh. Needs: here, cache, say, fail.
 
+# install_missing [PACKAGE...] installs what the parts need, and those
+# packages of Debian.
 install_missing() {
-  local missing=()
+  local missing=() package
   have_java || missing+=(openjdk-17-jre-headless)
   command -v mvn >/dev/null || missing+=(maven)
   command -v curl >/dev/null || missing+=(curl)
   [[ -n $(postgres_bin) ]] || missing+=(postgresql)
   command -v redis-server >/dev/null || missing+=(redis-server)
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || missing+=("$package")
+  done
   if ((${#missing[@]} > 0)); then install_packages "${missing[@]}"; fi
   fetch_kafka
   fetch_registry

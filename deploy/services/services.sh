@@ -5,6 +5,9 @@
 #   services.sh up      start what does not run, wait until each part answers
 #   services.sh down    stop what up started; the data stays
 #   services.sh status  say what runs
+#   services.sh install [PACKAGE...]
+#                       install and fetch what up needs, and more of Debian's
+#                       packages, without starting anything
 #
 # Everything lies in CARRIL_SERVICES_DIR (.carril/services unless told): data,
 # logs, the chosen loopback ports, pid files, and the file `env` with the
@@ -75,5 +78,6 @@ case ${1:-} in
   up) up ;;
   down) stop_all ;;
   status) status ;;
-  *) fail "usage: services.sh up|down|status" ;;
+  install) install_missing "${@:2}" ;;
+  *) fail "usage: services.sh up|down|status|install [PACKAGE...]" ;;
 esac
