@@ -1,8 +1,8 @@
 // Package gates answers one question: may this person get this message now? It
-// is asked by the channels stage when a message is asked for and again by the
-// rail worker when it claims the job, inside their transactions. It owns the
-// closed set of reasons; recording them is its callers' work
-// (FS-MSG-0003 §1).
+// owns the closed set of reasons for a no, and the form in which addresses are
+// compared. The channels stage asks before there is a send; the rail worker
+// asks again in the claim, because an answer ages (FS-MSG-0003 §1). What is
+// done about a no is theirs.
 package gates
 
 import (
@@ -14,90 +14,184 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Reason is why a message may not go; empty means that it may.
-type Reason string
+// Gate names who said no.
+type Gate string
 
-// The reasons. The first group is known before the gates are asked.
+// The gates, in the order in which they are asked: the first no counts.
 const (
-	ReasonUnknownContact  Reason = "unknown_contact"
-	ReasonUnknownChannel  Reason = "unknown_channel"
-	ReasonNoAddress       Reason = "no_address"
-	ReasonTemplateMissing Reason = "template_missing"
-
-	ReasonExpired      Reason = "expired"
-	ReasonTooOld       Reason = "too_old" // the origin event is older than the action's max_age
-	ReasonSuppressed   Reason = "suppressed"
-	ReasonNoConsent    Reason = "no_consent" // marketing needs one
-	ReasonErased       Reason = "contact_erased"
-	ReasonSenderPaused Reason = "sender_paused" // only at the claim: the message waits, it is not lost
+	GateTenant      Gate = "tenant"
+	GateExpiry      Gate = "expiry"
+	GateAddress     Gate = "address"
+	GateContact     Gate = "contact"
+	GateSuppression Gate = "suppression"
+	GateConsent     Gate = "consent"
+	GateSender      Gate = "sender"
 )
 
-// Subject is one message that is asked about.
-type Subject struct {
-	TenantID  uuid.UUID
-	ContactID uuid.UUID
-	Channel   string
-	Category  string // transactional, product or marketing
-	Address   string // normalised
-	ExpiresAt *time.Time
-	// OriginAt and MaxAge bound the age of the event that caused the message; a
-	// MaxAge of 0 is no bound.
-	OriginAt time.Time
-	MaxAge   time.Duration
+// Reason says why; the set is closed and fit for a label and an API.
+type Reason string
+
+// The reasons.
+const (
+	TenantDisabled        Reason = "tenant_disabled"
+	Expired               Reason = "expired"
+	AddressMissing        Reason = "address_missing"
+	AddressInvalid        Reason = "address_invalid"
+	ContactErased         Reason = "contact_erased"
+	SuppressedHardBounce  Reason = "suppressed_hard_bounce"
+	SuppressedComplaint   Reason = "suppressed_complaint"
+	SuppressedUnsubscribe Reason = "suppressed_unsubscribe" // marketing alone: an unsubscribe must not lock anybody out
+	SuppressedManual      Reason = "suppressed_manual"
+	ConsentMissing        Reason = "consent_missing"
+	ConsentWithdrawn      Reason = "consent_withdrawn"
+	SenderMissing         Reason = "sender_missing"
+	SenderPaused          Reason = "sender_paused"
+)
+
+// Reasons lists every reason, for metrics that pre-initialise their labels.
+func Reasons() []Reason {
+	return []Reason{TenantDisabled, Expired, AddressMissing, AddressInvalid, ContactErased, SuppressedHardBounce,
+		SuppressedComplaint, SuppressedUnsubscribe, SuppressedManual, ConsentMissing, ConsentWithdrawn, SenderMissing, SenderPaused}
 }
 
-// Ask gives a reason for each subject, in order; "" where every gate is open.
-// now is the caller's clock, by which messages expire.
-func Ask(ctx context.Context, tx pgx.Tx, now time.Time, subjects []Subject) ([]Reason, error) {
-	reasons := make([]Reason, len(subjects))
+// Waits says that a no of this reason ends by itself or by a person's hand: the
+// message is held, not given up.
+func (r Reason) Waits() bool { return r == SenderPaused }
+
+// Subject is a message that somebody wants sent.
+type Subject struct {
+	TenantID  uuid.UUID
+	ContactID uuid.UUID // uuid.Nil: nobody known; then marketing has no consent
+	Channel   string
+	Category  string // transactional, product or marketing
+	Address   string
+	ExpiresAt *time.Time
+}
+
+// Verdict is open, or the first gate that is shut and why.
+type Verdict struct {
+	Open   bool
+	Gate   Gate
+	Reason Reason
+}
+
+func shut(g Gate, r Reason) Verdict { return Verdict{Gate: g, Reason: r} }
+
+// Querier is a pool or a transaction.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Ask asks every gate for every subject, with one query and the database's
+// clock. Verdicts come in the subjects' order.
+func Ask(ctx context.Context, q Querier, subjects []Subject) ([]Verdict, error) {
+	if len(subjects) == 0 {
+		return nil, nil
+	}
 	n := len(subjects)
-	if n == 0 {
-		return reasons, nil
-	}
 	tenants, contacts := make([]uuid.UUID, n), make([]uuid.UUID, n)
-	channels, addresses, marketing := make([]string, n), make([]string, n), make([]bool, n)
+	channels, addresses := make([]string, n), make([]string, n)
+	marketing, expires := make([]bool, n), make([]*time.Time, n)
+	valid := make([]bool, n)
 	for i, s := range subjects {
-		tenants[i], contacts[i], channels[i], addresses[i] = s.TenantID, s.ContactID, s.Channel, s.Address
-		marketing[i] = s.Category == "marketing"
-		reasons[i] = s.timely(now)
+		tenants[i], contacts[i], channels[i] = s.TenantID, s.ContactID, s.Channel
+		marketing[i], expires[i] = s.Category == "marketing", s.ExpiresAt
+		addresses[i], valid[i] = Normalize(s.Channel, s.Address)
 	}
-	const sql = `SELECT o,
-    EXISTS (SELECT FROM messaging.suppressions s WHERE s.tenant_id = u.t AND s.channel = u.c AND s.address = u.a),
-    EXISTS (SELECT FROM core.contacts k WHERE k.tenant_id = u.t AND k.contact_id = u.k AND k.erased_at IS NOT NULL),
-    NOT u.m OR coalesce((SELECT granted FROM messaging.consents g WHERE g.tenant_id = u.t AND g.contact_id = u.k AND g.channel = u.c
-        AND g.purpose = 'marketing' ORDER BY g.changed_at DESC LIMIT 1), false)
-FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bool[]) WITH ORDINALITY AS u(t, k, c, a, m, o)`
-	rows, err := tx.Query(ctx, sql, tenants, contacts, channels, addresses, marketing)
+	// A merged contact's consents count for whom it became, and the other way
+	// round: the newest of all of them is the person's word.
+	const sql = `
+WITH RECURSIVE ask AS (
+    SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::bool[], $6::timestamptz[]) WITH ORDINALITY
+        AS u(tenant_id, contact_id, channel, address, marketing, expires_at, n)
+), person AS (
+    SELECT n, tenant_id, contact_id, 0 AS depth FROM ask
+    UNION
+    SELECT p.n, p.tenant_id, m.into_contact, p.depth + 1 FROM person p
+    JOIN core.contact_merges m ON m.tenant_id = p.tenant_id AND m.from_contact = p.contact_id AND m.undone_at IS NULL
+    WHERE p.depth < 16
+)
+SELECT t.tenant_id IS NULL OR t.disabled_at IS NOT NULL,
+    coalesce(a.expires_at <= clock_timestamp(), false),
+    EXISTS (SELECT FROM person p JOIN core.contacts c ON c.tenant_id = p.tenant_id AND c.contact_id = p.contact_id
+        WHERE p.n = a.n AND c.erased_at IS NOT NULL),
+    coalesce((SELECT s.reason FROM messaging.suppressions s
+        WHERE s.tenant_id = a.tenant_id AND s.channel = a.channel AND s.address = a.address), ''),
+    CASE WHEN NOT a.marketing THEN NULL ELSE (
+        SELECT k.granted FROM messaging.consents k
+        WHERE k.tenant_id = a.tenant_id AND k.channel = a.channel AND k.purpose = 'marketing' AND k.contact_id IN (
+            SELECT p.contact_id FROM person p WHERE p.n = a.n
+            UNION SELECT m.from_contact FROM person p JOIN core.contact_merges m
+                ON m.tenant_id = p.tenant_id AND m.into_contact = p.contact_id AND m.undone_at IS NULL WHERE p.n = a.n)
+        ORDER BY k.changed_at DESC LIMIT 1) END,
+    s.sender IS NULL, s.paused_at IS NOT NULL
+FROM ask a
+LEFT JOIN core.tenants t ON t.tenant_id = a.tenant_id
+LEFT JOIN messaging.senders s ON s.tenant_id = a.tenant_id AND s.channel = a.channel
+ORDER BY a.n`
+	rows, err := q.Query(ctx, sql, tenants, contacts, channels, addresses, marketing, expires)
 	if err != nil {
-		return nil, fmt.Errorf("ask the gates: %w", err)
+		return nil, fmt.Errorf("ask the gates for %d messages: %w", n, err)
 	}
-	var o int
-	var suppressed, erased, consents bool
-	_, err = pgx.ForEachRow(rows, []any{&o, &suppressed, &erased, &consents}, func() error {
-		r := &reasons[o-1]
-		switch {
-		case *r != "":
-		case erased:
-			*r = ReasonErased
-		case suppressed:
-			*r = ReasonSuppressed
-		case !consents:
-			*r = ReasonNoConsent
-		}
+	var f facts
+	verdicts := make([]Verdict, 0, n)
+	_, err = pgx.ForEachRow(rows, []any{&f.disabled, &f.expired, &f.erased, &f.suppressed, &f.consent, &f.noSender, &f.paused}, func() error {
+		i := len(verdicts)
+		verdicts = append(verdicts, f.verdict(marketing[i], addresses[i] != "", valid[i]))
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("ask the gates: %w", err)
+		return nil, fmt.Errorf("ask the gates for %d messages: %w", n, err)
 	}
-	return reasons, nil
+	return verdicts, nil
 }
 
-func (s Subject) timely(now time.Time) Reason {
+// facts is what the database knows about a subject.
+type facts struct {
+	disabled, expired, erased, noSender, paused bool
+	suppressed                                  string
+	consent                                     *bool
+}
+
+func (f facts) verdict(marketing, given, valid bool) Verdict {
 	switch {
-	case s.ExpiresAt != nil && !now.Before(*s.ExpiresAt):
-		return ReasonExpired
-	case s.MaxAge > 0 && now.Sub(s.OriginAt) > s.MaxAge:
-		return ReasonTooOld
+	case f.disabled:
+		return shut(GateTenant, TenantDisabled)
+	case f.expired:
+		return shut(GateExpiry, Expired)
+	case !given:
+		return shut(GateAddress, AddressMissing)
+	case !valid:
+		return shut(GateAddress, AddressInvalid)
+	case f.erased:
+		return shut(GateContact, ContactErased)
 	}
-	return ""
+	if r, no := suppression(f.suppressed, marketing); no {
+		return shut(GateSuppression, r)
+	}
+	switch {
+	case marketing && f.consent == nil:
+		return shut(GateConsent, ConsentMissing)
+	case marketing && !*f.consent:
+		return shut(GateConsent, ConsentWithdrawn)
+	case f.noSender:
+		return shut(GateSender, SenderMissing)
+	case f.paused:
+		return shut(GateSender, SenderPaused)
+	}
+	return Verdict{Open: true}
+}
+
+func suppression(why string, marketing bool) (Reason, bool) {
+	switch why {
+	case "":
+		return "", false
+	case "hard_bounce":
+		return SuppressedHardBounce, true
+	case "complaint":
+		return SuppressedComplaint, true
+	case "unsubscribe":
+		return SuppressedUnsubscribe, marketing
+	}
+	return SuppressedManual, true
 }

@@ -103,7 +103,25 @@ type recipient struct {
 	address   string
 	variables json.RawMessage
 	template  int
+	gate      gates.Gate
 	reason    gates.Reason // empty: it goes
+}
+
+// What shuts a message out before the gates are asked.
+const (
+	gateRequest gates.Gate = "request"
+
+	unknownContact  gates.Reason = "unknown_contact"
+	unknownChannel  gates.Reason = "unknown_channel"
+	templateMissing gates.Reason = "template_missing"
+	tooOld          gates.Reason = "too_old" // the origin event is older than the action's max_age
+)
+
+// block shuts a message out, once: the first reason counts.
+func (r *recipient) block(g gates.Gate, why gates.Reason) {
+	if r.reason == "" {
+		r.gate, r.reason = g, why
+	}
 }
 
 func (r recipient) sendID() uuid.UUID {
@@ -188,7 +206,7 @@ func (h *Handler) recipients(ctx context.Context, b *stream.Batch, reqs []reques
 				r.variables = a.Variables
 			}
 			if !slices.Contains(h.deps.Channels, q.Channel) {
-				r.reason = gates.ReasonUnknownChannel
+				r.block(gateRequest, unknownChannel)
 			}
 			if q.RuleID != nil {
 				if id, err := uuid.Parse(*q.RuleID); err == nil {
@@ -201,27 +219,31 @@ func (h *Handler) recipients(ctx context.Context, b *stream.Batch, reqs []reques
 	return rs, nil
 }
 
-// askGates asks what may still stand in a message's way.
+// askGates asks what may still stand in a message's way. A no that waits (a
+// paused sender) is asked again by the claim; the message is queued.
 func (h *Handler) askGates(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
 	var subjects []gates.Subject
 	var who []*recipient
 	for _, r := range rs {
+		if age := r.req.MaxAgeSeconds; age != nil && r.req.OriginOccurredAt != nil &&
+			h.deps.Now().Sub(*r.req.OriginOccurredAt) > time.Duration(*age)*time.Second {
+			r.block(gateRequest, tooOld)
+		}
 		if r.reason != "" {
 			continue
 		}
-		s := gates.Subject{TenantID: r.req.TenantID, ContactID: r.contact, Channel: r.req.Channel, Category: r.req.Category,
-			Address: r.address, ExpiresAt: r.req.ExpiresAt}
-		if r.req.MaxAgeSeconds != nil && r.req.OriginOccurredAt != nil {
-			s.OriginAt, s.MaxAge = *r.req.OriginOccurredAt, time.Duration(*r.req.MaxAgeSeconds)*time.Second
-		}
-		subjects, who = append(subjects, s), append(who, r)
+		subjects = append(subjects, gates.Subject{TenantID: r.req.TenantID, ContactID: r.contact, Channel: r.req.Channel,
+			Category: r.req.Category, Address: r.address, ExpiresAt: r.req.ExpiresAt})
+		who = append(who, r)
 	}
-	reasons, err := gates.Ask(ctx, tx, h.deps.Now(), subjects)
+	verdicts, err := gates.Ask(ctx, tx, subjects)
 	if err != nil {
 		return err
 	}
-	for i, r := range who {
-		r.reason = reasons[i]
+	for i, v := range verdicts {
+		if !v.Open && !v.Reason.Waits() {
+			who[i].block(v.Gate, v.Reason)
+		}
 	}
 	return nil
 }

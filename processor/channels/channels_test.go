@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func newBench(t *testing.T) *stagetest.Bench {
 	b := stagetest.New(t)
 	b.Exec(`INSERT INTO messaging.templates (tenant_id, template_id, version, channel, subject, text) VALUES ($1, 'receipt', 1, 'email', 's', 't'), ($1, 'receipt', 2, 'email', 's', 't')`, b.Tenant)
+	b.Exec(`INSERT INTO messaging.senders (tenant_id, channel, sender, verified) VALUES ($1, 'email', 'Acme <hi@example.com>', true)`, b.Tenant)
 	return b
 }
 
@@ -100,8 +101,8 @@ func TestChannels(t *testing.T) {
 			asked(b, "bad", "transactional", "a@b.c\r\nBcc: x@example.com"), asked(b, "fine", "product", "a@example.com"))
 		run(b, schemas.RailTransactional, 0)
 		b.Await(8, `SELECT count(*) FROM messaging.decisions`)
-		for key, reason := range map[string]string{"gone": "suppressed", "expired": "expired", "missing": "template_missing", "stranger": "unknown_contact",
-			"old": "too_old", "pigeon": "unknown_channel", "bad": "no_address"} {
+		for key, reason := range map[string]string{"gone": "suppressed_hard_bounce", "expired": "expired", "missing": "template_missing", "stranger": "unknown_contact",
+			"old": "too_old", "pigeon": "unknown_channel", "bad": "address_invalid"} {
 			require.Equal(t, 1, b.Count(`SELECT count(*) FROM messaging.decisions WHERE request_id = $1 AND outcome = 'blocked' AND reason = $2`, ids.Request(b.Tenant, key), reason), key)
 		}
 		require.Equal(t, 1, state("in_topic").of(b))
@@ -131,7 +132,7 @@ func TestChannels(t *testing.T) {
 		stagetest.Send(b, schemas.TopicRequestedMarketing, b.Tenant, asked(b, "y", "marketing", "yes@example.com"), asked(b, "n", "marketing", "no@example.com"))
 		run(b, schemas.RailMarketing, 0)
 		b.Await(2, `SELECT count(*) FROM messaging.decisions`)
-		require.Equal(t, 1, b.Count(`SELECT count(*) FROM messaging.decisions WHERE reason = 'no_consent'`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM messaging.decisions WHERE reason = 'consent_missing'`))
 		require.Equal(t, 1, b.Count(`SELECT count(*) FROM messaging.marketing_queue WHERE payload->>'address' = 'yes@example.com'`))
 		require.Zero(t, state("in_topic").of(b))
 	})

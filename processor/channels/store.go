@@ -127,7 +127,8 @@ ORDER BY w.tenant_id, asked, depth DESC`
 		if c, ok := at[named{r.req.TenantID, *r.asked.ContactID}]; ok {
 			r.contact = c
 		} else {
-			r.contact, r.reason = *r.asked.ContactID, gates.ReasonUnknownContact
+			r.contact = *r.asked.ContactID
+			r.block(gateRequest, unknownContact)
 		}
 	}
 	return nil
@@ -174,14 +175,9 @@ func (h *Handler) findAddresses(ctx context.Context, tx pgx.Tx, rs []*recipient)
 		switch {
 		case r.reason != "":
 		case kind == "":
-			r.reason = gates.ReasonNoAddress
+			r.block(gateRequest, unknownChannel)
 		case r.asked.Address != "":
-			a, err := identity.Normalize(kind, r.asked.Address)
-			if err != nil {
-				r.reason = gates.ReasonNoAddress
-				continue
-			}
-			r.address = a
+			r.address, _ = gates.Normalize(r.req.Channel, r.asked.Address) // the address gate refuses what is none
 		default:
 			tenantIDs, contacts, kinds = append(tenantIDs, r.req.TenantID), append(contacts, r.contact), append(kinds, kind)
 		}
@@ -209,9 +205,7 @@ ORDER BY i.tenant_id, i.contact_id, i.kind, i.created_at DESC, i.value`
 	}
 	for _, r := range rs {
 		if r.reason == "" && r.address == "" {
-			if r.address = found[owner{r.contact, addressKind(r.req.Channel)}]; r.address == "" {
-				r.reason = gates.ReasonNoAddress
-			}
+			r.address = found[owner{r.contact, addressKind(r.req.Channel)}]
 		}
 	}
 	return nil
@@ -242,8 +236,8 @@ func (h *Handler) findTemplates(ctx context.Context, tx pgx.Tx, rs []*recipient)
 			}
 			have[n] = version
 		}
-		if r.template = version; version == 0 && r.reason == "" {
-			r.reason = gates.ReasonTemplateMissing
+		if r.template = version; version == 0 {
+			r.block(gateRequest, templateMissing)
 		}
 	}
 	return nil
@@ -254,22 +248,23 @@ func (h *Handler) decide(ctx context.Context, tx pgx.Tx, rs []*recipient) error 
 	n := len(rs)
 	received, tenantIDs, requests, contacts := make([]time.Time, n), make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
 	indexes, channels, origins, rules := make([]int32, n), make([]string, n), make([]uuid.UUID, n), make([]*uuid.UUID, n)
-	correlations, outcomes, reasons, sends := make([]string, n), make([]string, n), make([]*string, n), make([]*uuid.UUID, n)
+	correlations, outcomes, sends := make([]string, n), make([]string, n), make([]*uuid.UUID, n)
+	shut, reasons := make([]*string, n), make([]*string, n)
 	for i, r := range rs {
 		received[i], tenantIDs[i], requests[i], contacts[i] = r.first, r.req.TenantID, r.req.RequestID, r.contact
 		indexes[i], channels[i], origins[i], rules[i], correlations[i] = int32(r.index), r.req.Channel, r.origin, r.rule, r.req.CorrelationID
 		if r.reason != "" {
-			outcomes[i], reasons[i] = "blocked", new(string(r.reason))
+			outcomes[i], shut[i], reasons[i] = "blocked", new(string(r.gate)), new(string(r.reason))
 		} else {
 			outcomes[i], sends[i] = "queued", new(r.sendID())
 		}
 	}
 	const sql = `INSERT INTO messaging.decisions (received_at, tenant_id, request_id, recipient_index, channel, contact_id, origin_event_id,
     rule_id, correlation_id, outcome, gate, reason, send_id)
-SELECT r, t, q, i, c, k, o, u, x, d, g, g, s
+SELECT r, t, q, i, c, k, o, u, x, d, g, w, s
 FROM unnest($1::timestamptz[], $2::uuid[], $3::uuid[], $4::int[], $5::text[], $6::uuid[], $7::uuid[], $8::uuid[], $9::text[], $10::text[],
-    $11::text[], $12::uuid[]) AS v(r, t, q, i, c, k, o, u, x, d, g, s)`
-	_, err := tx.Exec(ctx, sql, received, tenantIDs, requests, indexes, channels, contacts, origins, rules, correlations, outcomes, reasons, sends)
+    $11::text[], $12::text[], $13::uuid[]) AS v(r, t, q, i, c, k, o, u, x, d, g, w, s)`
+	_, err := tx.Exec(ctx, sql, received, tenantIDs, requests, indexes, channels, contacts, origins, rules, correlations, outcomes, shut, reasons, sends)
 	if err != nil {
 		return fmt.Errorf("record %d decisions: %w", n, err)
 	}
