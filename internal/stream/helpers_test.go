@@ -48,6 +48,13 @@ func (e *effects) Apply(ctx context.Context, tx pgx.Tx, b *Batch) error {
 			return err
 		}
 	}
+	// applied has no fence of its own: only the position keeps a record from
+	// being applied twice.
+	for _, r := range b.Records {
+		if _, err := tx.Exec(ctx, `INSERT INTO applied (part, off) VALUES ($1, $2)`, r.Partition, r.Offset); err != nil {
+			return err
+		}
+	}
 	var keys []string
 	seen := map[string]bool{}
 	for _, r := range b.Records {
@@ -86,7 +93,8 @@ func newBench(t *testing.T, partitions int32) *bench {
 	b.kcfg = kafka.Config{Brokers: b.broker.Brokers, Prefix: b.broker.Prefix, SingleNode: true}
 	b.broker.CreateTopic("in", partitions)
 	b.broker.CreateTopic("out", 1)
-	_, err := b.pool.Exec(t.Context(), `CREATE TABLE effects (key text PRIMARY KEY, size int NOT NULL CHECK (size < 100), at timestamptz DEFAULT now())`)
+	_, err := b.pool.Exec(t.Context(), `CREATE TABLE effects (key text PRIMARY KEY, size int NOT NULL CHECK (size < 100), at timestamptz DEFAULT now());
+		CREATE TABLE applied (part int, off bigint)`)
 	require.NoError(t, err)
 	b.prod, err = b.kcfg.NewProducer(kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	require.NoError(t, err)
@@ -190,6 +198,13 @@ func (b *bench) published(n int) []string {
 	})
 	require.Len(b.t, order, n)
 	return order
+}
+
+// appliedOnce checks that each of n records was applied exactly once.
+func (b *bench) appliedOnce(n int) {
+	b.t.Helper()
+	require.Equal(b.t, n, b.count(`SELECT count(DISTINCT (part, off)) FROM applied`), "applied records")
+	require.Equal(b.t, n, b.count(`SELECT count(*) FROM applied`), "applications")
 }
 
 func values(prefix string, n int) []string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
@@ -93,34 +94,54 @@ func TestLoop(t *testing.T) {
 	})
 }
 
-// TestPositionIsTheFence shows that a zombie's transaction changes nothing.
+// TestPositionIsTheFence shows that a zombie's batch changes nothing: its
+// owner hangs before the first statement, another applies the same records,
+// and the first wakes.
 func TestPositionIsTheFence(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
-	held, release := make(chan struct{}), make(chan struct{})
-	var once atomic.Bool
-	b.stage.hook = func(_ context.Context, batch *Batch) error {
-		if batch.Records[0].Value.(string) == "first" && once.CompareAndSwap(false, true) {
-			close(held)
-			<-release
-		}
-		return nil
-	}
-	b.send(0, "first")
+	b.send(0, "a", "b", "c")
+	zombie := b.loop(nil)
+	b.awaitEffects(3)
+	zombie.mu.Lock()
+	old := zombie.workers[tp{"in", 0}]
+	zombie.mu.Unlock()
+	zombie.stop()
+	w := &worker{l: old.l, tp: old.tp, claim: old.claim, pubs: old.pubs}
+
+	b.send(0, "d", "e")
 	b.loop(nil)
-	<-held
-	// Another owner takes over while the batch hangs before its rows; its wait
-	// for the row lock ends with the batch.
-	taken := make(chan error, 1)
-	go func() {
-		_, err := b.pool.Exec(context.Background(), `UPDATE core.stream_positions SET epoch = epoch + 1 WHERE topic = 'in'`)
-		taken <- err
-	}()
-	close(release)
-	require.NoError(t, <-taken)
-	b.send(0, "second")
-	b.awaitEffects(2) // fenced, taken over again, applied once
-	require.Equal(t, []string{"first", "second"}, b.published(2))
+	b.awaitEffects(5)
+	b.appliedOnce(5)
+
+	late := func(off int64) Record {
+		return Record{Record: &kgo.Record{Topic: b.kcfg.Topic("in"), Offset: off, Value: []byte("late")}, Value: "late"}
+	}
+	err := w.attempt(t.Context(), []Record{late(3), late(4)}, nil, late(4).Record)
+	require.ErrorIs(t, err, errFenced, "the same offsets under an old epoch")
+	w.claim.next = 5
+	err = w.attempt(t.Context(), []Record{late(5)}, nil, late(5).Record)
+	require.ErrorIs(t, err, errFenced, "the right offset under an old epoch")
+	b.appliedOnce(5)
+}
+
+// TestSleeperInsideAssignment is I8: a member that slept in its callback past
+// its session wakes and takes an epoch; the rightful owner goes on at once.
+func TestSleeperInsideAssignment(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.send(0, "a")
+	owner := b.loop(nil)
+	b.awaitEffects(1)
+	sleeper, err := New(Config{Stage: "effects", Topics: []string{"in"}}, Deps{Kafka: b.kcfg, Pool: b.pool, Handler: b.stage, Log: testkit.Logger(t)})
+	require.NoError(t, err)
+	t.Cleanup(sleeper.cl.Close)
+	_, err = sleeper.takeOver(t.Context(), []tp{{"in", 0}}) // what the waking callback does
+	require.NoError(t, err)
+	b.send(0, "b", "c")
+	b.awaitEffects(3)
+	b.appliedOnce(3)
+	_ = owner
 }
 
 func TestCommitOfUnknownOutcome(t *testing.T) { // faults F17, F21
@@ -140,6 +161,7 @@ func TestCommitOfUnknownOutcome(t *testing.T) { // faults F17, F21
 			<-cut
 			b.awaitEffects(20)
 			require.Len(t, b.published(20), 20)
+			b.appliedOnce(20)
 		})
 	}
 }
@@ -232,8 +254,8 @@ func TestModelWithRandomCrashes(t *testing.T) {
 	}
 	live := []*running{member(), member()}
 	want := map[string]bool{}
-	n := 0
-	for round := range 8 {
+	n, sent := 0, 0
+	for range 8 {
 		for p := range int32(3) {
 			var vs []string
 			for range 60 {
@@ -246,6 +268,7 @@ func TestModelWithRandomCrashes(t *testing.T) {
 				}
 			}
 			b.send(p, vs...)
+			sent += len(vs)
 		}
 		switch rng.IntN(4) {
 		case 0:
@@ -262,7 +285,6 @@ func TestModelWithRandomCrashes(t *testing.T) {
 			proxy.Reset()
 		}
 		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
-		_ = round
 	}
 	b.awaitEffects(len(want))
 	last := map[byte]string{}
@@ -271,6 +293,8 @@ func TestModelWithRandomCrashes(t *testing.T) {
 		require.Less(t, last[v[1]], v, "order within a lane")
 		last[v[1]] = v
 	}
+	b.eventually("all applied", 30*time.Second, func() bool { return b.count(`SELECT count(*) FROM applied`) >= sent })
+	b.appliedOnce(sent)
 	require.Zero(t, b.count(`SELECT count(*) FROM core.dead_letters`))
 }
 

@@ -49,6 +49,8 @@ CREATE TABLE core.webhook_attempts (
     delivery_id uuid NOT NULL,
     endpoint_id uuid NOT NULL,
     tenant_id   uuid NOT NULL,
+    event_id    uuid NOT NULL,
+    event_type  text NOT NULL,
     attempt     integer NOT NULL,
     status      integer,
     class       text NOT NULL,
@@ -56,6 +58,7 @@ CREATE TABLE core.webhook_attempts (
     answer      bytea
 ) PARTITION BY RANGE (at);
 CREATE INDEX webhook_attempts_delivery ON core.webhook_attempts (delivery_id, attempt);
+CREATE INDEX webhook_attempts_event ON core.webhook_attempts (tenant_id, event_id);
 COMMENT ON TABLE core.webhook_attempts IS 'Every attempt, by day, kept 30 days; at most 1 KB of the answer.';
 INSERT INTO core.partitioned_tables VALUES ('core.webhook_attempts', 'day', 1, 3, false);
 

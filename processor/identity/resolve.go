@@ -128,8 +128,15 @@ func (b *batch) target(i int, found []*person) *person {
 				free = append(free, p)
 			}
 		}
-		found = free
+		p := b.oldest(in, free)
+		p.external[id.value] = true // before merges are decided: it is somebody else's no more
+		return p
 	}
+	return b.oldest(in, found)
+}
+
+// oldest gives the best of the people, or somebody new where there is none.
+func (b *batch) oldest(in Input, found []*person) *person {
 	if len(found) == 0 {
 		return b.create(in)
 	}

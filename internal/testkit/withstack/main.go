@@ -8,7 +8,9 @@
 // With -external nothing is started: the environment names the services.
 // With -count the command's output is read as `go test -json`, printed as
 // `go test` would, and summed up in a closing line "N passed, N failed, N
-// skipped". It is what `make test` and `make test-kafka` call.
+// skipped"; the three numbers are also appended to the file that
+// CARRIL_TEST_COUNTS names, if it does. It is what `make test` and `make
+// test-kafka` call.
 package main
 
 import (
@@ -93,6 +95,7 @@ func runCommand(ctx context.Context, command, env []string, count bool) (int, er
 	}
 	if count {
 		fmt.Println(sum.line())
+		err = errors.Join(err, sum.record(os.Getenv("CARRIL_TEST_COUNTS")))
 	}
 	var exit *exec.ExitError
 	switch {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 )
@@ -112,4 +113,17 @@ func (s *tally) line() string {
 		extra = fmt.Sprintf("failed outside of a test: %s\n", strings.Join(s.broken, ", "))
 	}
 	return fmt.Sprintf("%s%d passed, %d failed, %d skipped", extra, s.passed, s.failed, s.skipped)
+}
+
+// record appends the numbers to the file at path, if there is one to append to.
+func (s *tally) record(path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("record the counts: %w", err)
+	}
+	_, err = fmt.Fprintf(f, "%d %d %d\n", s.passed, s.failed, s.skipped)
+	return errors.Join(err, f.Close())
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -32,6 +34,17 @@ func TestTally(t *testing.T) {
 	require.NoError(t, sum.read(strings.NewReader(sample), &out))
 	require.Equal(t, "failed outside of a test: c\n2 passed, 2 failed, 1 skipped", sum.line())
 	require.Equal(t, "go: downloading something\nloud words\nFAIL\ta\t0.1s\nok  \tb\t0.2s\nc.go:1: broken\n", out.String())
+}
+
+func TestTallyRecordsItsCounts(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "counts")
+	for range 2 {
+		require.NoError(t, (&tally{passed: 3, failed: 2, skipped: 1}).record(path))
+	}
+	got, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "3 2 1\n3 2 1\n", string(got))
 }
 
 func TestTallyCountsNothingInSilence(t *testing.T) {

@@ -1,0 +1,95 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/processor/channels"
+	"github.com/softcrum/carril/processor/eventlog"
+	"github.com/softcrum/carril/processor/partition"
+	"github.com/softcrum/carril/processor/rules"
+	"github.com/softcrum/carril/processor/tenants"
+	"github.com/softcrum/carril/schemas"
+)
+
+// startProcess runs the stream stages: identity and append, rules, channels,
+// statuses.
+func (a *App) startProcess(ctx context.Context) error {
+	lanes, err := eventlog.OpenContactLanes(ctx, a.side, a.codec, nil)
+	if err != nil {
+		return err
+	}
+	tcache, parts := tenants.NewCache(a.side, 0), partition.NewMaker(a.side)
+	events := eventlog.Source{Pool: a.side, Codec: a.codec}
+	rcache := rules.NewCache(a.side, 0, a.log)
+	appender := eventlog.New(eventlog.Deps{Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Log: a.log})
+	stages := []stage{
+		{eventlog.Stage, []string{schemas.TopicEvents}, appender, events, 8},
+		{eventlog.StageHistorical, []string{schemas.TopicEventsHistorical}, appender, events, 2},
+		{rules.Stage, []string{schemas.TopicEventTracked}, rules.New(rules.Deps{Codec: a.codec, Rules: rcache, Metrics: a.reg, Now: time.Now}), nil, 6},
+	}
+	for _, rail := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+		stages = append(stages, stage{channels.StageFor(rail), []string{channels.TopicFor(rail)}, channels.New(rail, channels.Deps{
+			Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Metrics: a.reg, Now: time.Now, Channels: a.set.Channels}), events, 4})
+	}
+	stages = append(stages, a.statusStage())
+	for _, s := range stages {
+		if err := a.startStage(ctx, s); err != nil {
+			return err
+		}
+	}
+	a.startContactRelays()
+	return nil
+}
+
+type stage struct {
+	name    string
+	topics  []string
+	handler stream.Handler
+	events  outbox.Source
+	conns   int32
+}
+
+func (a *App) startStage(ctx context.Context, s stage) error {
+	pool, err := a.pool(ctx, s.name, a.set.PostgresURL, s.conns)
+	if err != nil {
+		return err
+	}
+	l, err := stream.New(stream.Config{Stage: s.name, Topics: s.topics, InstanceID: a.instance(s.name), Owner: owner()}, stream.Deps{
+		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams})
+	if err != nil {
+		return err
+	}
+	a.stack.Go(lifecyclePart("stage "+s.name, l.Run))
+	a.readies = append(a.readies, readiness{name: "stage " + s.name,
+		wait: func(ctx context.Context) error {
+			select {
+			case <-l.Ready():
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
+		now: func() error {
+			select {
+			case <-l.Ready():
+				return nil
+			default:
+				return fmt.Errorf("has not joined its group")
+			}
+		}})
+	return nil
+}
+
+// owner names this process for people.
+func owner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}

@@ -1,0 +1,198 @@
+// Package app wires the platform: it turns settings into connections and
+// starts any set of roles in one process, so that a command and a test start
+// the same thing. Flags are parsed in cmd/carril; what a part does is its own
+// package's business.
+package app
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/softcrum/carril/internal/kafka"
+)
+
+// Settings is what every role is told: flags, then CARRIL_* variables, then
+// carril.yaml. A tag secret:"" keeps a value out of `carril config`; such a
+// value may also stand in a file that the variable CARRIL_…_FILE names.
+type Settings struct {
+	KafkaBrokers       []string `name:"kafka-brokers" env:"CARRIL_KAFKA_BROKERS" help:"Kafka brokers, host:port, separated by commas." group:"kafka"`
+	KafkaPrefix        string   `name:"kafka-prefix" env:"CARRIL_KAFKA_PREFIX" help:"Put before every topic and group name." group:"kafka"`
+	KafkaSingleNode    bool     `name:"kafka-single-node" env:"CARRIL_KAFKA_SINGLE_NODE" help:"This is one machine: allow replication factor 1. The loss of its disk loses events." group:"kafka"`
+	KafkaTLS           bool     `name:"kafka-tls" env:"CARRIL_KAFKA_TLS" help:"Connect to the brokers with TLS." group:"kafka"`
+	KafkaTLSCA         string   `name:"kafka-tls-ca" env:"CARRIL_KAFKA_TLS_CA" help:"File with the CA certificates of the brokers; the system's when empty." group:"kafka"`
+	KafkaTLSCert       string   `name:"kafka-tls-cert" env:"CARRIL_KAFKA_TLS_CERT" help:"File with the client certificate." group:"kafka"`
+	KafkaTLSKey        string   `name:"kafka-tls-key" env:"CARRIL_KAFKA_TLS_KEY" help:"File with the client certificate's key." group:"kafka"`
+	KafkaSASLMechanism string   `name:"kafka-sasl-mechanism" env:"CARRIL_KAFKA_SASL_MECHANISM" enum:"${enum_sasl}" default:"" help:"PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty: none." group:"kafka"`
+	KafkaSASLUser      string   `name:"kafka-sasl-user" env:"CARRIL_KAFKA_SASL_USER" help:"SASL user." group:"kafka"`
+	KafkaSASLPassword  string   `name:"kafka-sasl-password" env:"CARRIL_KAFKA_SASL_PASSWORD" help:"SASL password." group:"kafka" secret:""`
+
+	RegistryURL      string `name:"registry-url" env:"CARRIL_REGISTRY_URL" help:"Confluent-compatible schema registry." group:"stores"`
+	RegistryUser     string `name:"registry-user" env:"CARRIL_REGISTRY_USER" help:"Basic authentication of the registry." group:"stores"`
+	RegistryPassword string `name:"registry-password" env:"CARRIL_REGISTRY_PASSWORD" help:"Basic authentication of the registry." group:"stores" secret:""`
+	RegistryToken    string `name:"registry-token" env:"CARRIL_REGISTRY_TOKEN" help:"Bearer token of the registry." group:"stores" secret:""`
+
+	PostgresURL       string `name:"postgres-url" env:"CARRIL_POSTGRES_URL" help:"PostgreSQL 15 or later." group:"stores" secret:""`
+	PostgresDirectURL string `name:"postgres-direct-url" env:"CARRIL_POSTGRES_DIRECT_URL" help:"PostgreSQL without a transaction pooler, for LISTEN, leases and migrations; the same when empty." group:"stores" secret:""`
+	RedisURL          string `name:"redis-url" env:"CARRIL_REDIS_URL" help:"Redis 6.2 or later, for token buckets." group:"stores" secret:""`
+	StorageURL        string `name:"storage-url" env:"CARRIL_STORAGE_URL" help:"Where exports go: a folder (file:///…) or S3." group:"stores" secret:""`
+
+	Channels       []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails." group:"messaging"`
+	ResendURL      string        `name:"resend-url" env:"CARRIL_RESEND_URL" default:"https://api.resend.com" help:"Base URL of the email provider's API." group:"messaging"`
+	ResendKey      string        `name:"resend-key" env:"CARRIL_RESEND_KEY" help:"API key of the email provider." group:"messaging" secret:""`
+	ResendSecrets  []string      `name:"resend-webhook-secrets" env:"CARRIL_RESEND_WEBHOOK_SECRETS" help:"Signing secrets (whsec_…) of the provider's webhooks; several during a rotation." group:"messaging" secret:""`
+	ResendRate     float64       `name:"resend-rate" env:"CARRIL_RESEND_RATE" default:"5" help:"The provider's stated limit in requests a second; buckets default to 90 % of it." group:"messaging"`
+	LatencyBudget  time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
+	WebhookKey     string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
+	WebhookPrivate []string      `name:"webhook-private-targets" env:"CARRIL_WEBHOOK_PRIVATE_TARGETS" help:"CIDR ranges of private addresses that webhooks may go to; none by default." group:"messaging"`
+
+	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
+	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
+
+	InstanceID string        `name:"instance-id" env:"CARRIL_INSTANCE_ID" help:"Names this replica for ever (a pod's name): a restart gets its partitions back at once." group:"process"`
+	Drain      time.Duration `name:"drain" env:"CARRIL_DRAIN" default:"25s" help:"Longest a shutdown may take." group:"process"`
+	LogLevel   string        `name:"log-level" env:"CARRIL_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"debug, info, warn or error." group:"process"`
+}
+
+// ErrConfig marks a setting that cannot be; the command ends with exit code 2
+// before anything listens. It names the setting, never a secret's value.
+var ErrConfig = errors.New("configuration")
+
+func configError(name, format string, args ...any) error {
+	return fmt.Errorf("%w: %s %s", ErrConfig, name, fmt.Sprintf(format, args...))
+}
+
+// ReadSecretFiles fills secrets whose CARRIL_…_FILE variable names a file.
+func (s *Settings) ReadSecretFiles(getenv func(string) string) error {
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if _, secret := f.Tag.Lookup("secret"); !secret {
+			continue
+		}
+		name := f.Tag.Get("env") + "_FILE"
+		path := getenv(name)
+		if path == "" {
+			continue
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return configError(name, "cannot be read: %v", err)
+		}
+		value := strings.TrimSpace(string(b))
+		if f.Type.Kind() == reflect.Slice {
+			v.Field(i).Set(reflect.ValueOf(strings.Split(value, ",")))
+		} else {
+			v.Field(i).SetString(value)
+		}
+	}
+	return nil
+}
+
+// Validate checks what can be checked without connecting.
+func (s *Settings) Validate() error {
+	for _, b := range s.KafkaBrokers {
+		if _, _, err := net.SplitHostPort(b); err != nil {
+			return configError("kafka-brokers", "has %q, which is not host:port", b)
+		}
+	}
+	urls := map[string]string{"registry-url": s.RegistryURL, "postgres-url": s.PostgresURL, "postgres-direct-url": s.PostgresDirectURL,
+		"redis-url": s.RedisURL, "resend-url": s.ResendURL}
+	for name, raw := range urls {
+		if raw == "" {
+			continue
+		}
+		if u, err := url.Parse(raw); err != nil || u.Scheme == "" || u.Host == "" {
+			return configError(name, "is not a URL with a scheme and a host")
+		}
+	}
+	switch {
+	case len(s.Channels) == 0:
+		return configError("channels", "names none")
+	case !(s.ResendRate > 0) || s.ResendRate > 100_000:
+		return configError("resend-rate", "must be a positive number of requests a second")
+	case s.LatencyBudget < 100*time.Millisecond:
+		return configError("latency-budget", "is below 100ms")
+	case s.Drain < time.Second:
+		return configError("drain", "is below 1s")
+	}
+	for name, addr := range map[string]string{"addr": s.Addr, "ops-addr": s.OpsAddr} {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return configError(name, "%q is not host:port", addr)
+		}
+	}
+	return nil
+}
+
+// NeedStores says which connections are missing.
+func (s *Settings) NeedStores() error {
+	for name, have := range map[string]bool{"CARRIL_KAFKA_BROKERS": len(s.KafkaBrokers) > 0, "CARRIL_REGISTRY_URL": s.RegistryURL != "",
+		"CARRIL_POSTGRES_URL": s.PostgresURL != "", "CARRIL_REDIS_URL": s.RedisURL != ""} {
+		if !have {
+			return configError(name, "is not set (`carril dev` runs everything by itself)")
+		}
+	}
+	return nil
+}
+
+// direct is the URL for what a transaction pooler cannot carry.
+func (s *Settings) direct() string {
+	if s.PostgresDirectURL != "" {
+		return s.PostgresDirectURL
+	}
+	return s.PostgresURL
+}
+
+// KafkaConfig is the cluster as the settings describe it.
+func (s *Settings) KafkaConfig() (kafka.Config, error) {
+	c := kafka.Config{Brokers: s.KafkaBrokers, Prefix: s.KafkaPrefix, SingleNode: s.KafkaSingleNode,
+		SASL: kafka.SASL{Mechanism: s.KafkaSASLMechanism, User: s.KafkaSASLUser, Password: s.KafkaSASLPassword}}
+	if !s.KafkaTLS {
+		return c, nil
+	}
+	c.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	if s.KafkaTLSCA != "" {
+		pem, err := os.ReadFile(s.KafkaTLSCA)
+		if err != nil {
+			return c, configError("kafka-tls-ca", "cannot be read: %v", err)
+		}
+		c.TLS.RootCAs = x509.NewCertPool()
+		if !c.TLS.RootCAs.AppendCertsFromPEM(pem) {
+			return c, configError("kafka-tls-ca", "holds no certificate")
+		}
+	}
+	if s.KafkaTLSCert != "" {
+		cert, err := tls.LoadX509KeyPair(s.KafkaTLSCert, s.KafkaTLSKey)
+		if err != nil {
+			return c, configError("kafka-tls-cert", "cannot be used: %v", err)
+		}
+		c.TLS.Certificates = []tls.Certificate{cert}
+	}
+	return c, nil
+}
+
+// Masked lists the settings by flag name, secrets hidden.
+func (s *Settings) Masked() map[string]string {
+	out := map[string]string{}
+	v := reflect.ValueOf(*s)
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		value := fmt.Sprint(v.Field(i).Interface())
+		if f.Type.Kind() == reflect.Slice {
+			value = strings.Trim(value, "[]")
+			value = strings.ReplaceAll(value, " ", ",")
+		}
+		if _, secret := f.Tag.Lookup("secret"); secret && value != "" {
+			value = "****"
+		}
+		out[f.Tag.Get("name")] = value
+	}
+	return out
+}

@@ -1,0 +1,225 @@
+// Package eventlog is the stage that turns accepted events into rows: it
+// drops duplicates at the storage fence (core.event_keys), asks identity who
+// each event is about, and appends to core.tracked_events (FS-CORE-0006 §3–7).
+// The rows are their own outbox: what was appended is published to
+// core.event.tracked from memory after the commit, and from the table by
+// whoever takes the partition over. Rules and webhooks read that topic.
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/processor/identity"
+	"github.com/softcrum/carril/processor/partition"
+	"github.com/softcrum/carril/processor/tenants"
+	"github.com/softcrum/carril/schemas"
+)
+
+// Stages of the append: live events, and imports at low priority.
+const (
+	Stage           = "append"
+	StageHistorical = "append-historical"
+)
+
+// NameIdentified is the event name of an identify.
+const NameIdentified = "core.contact.identified"
+
+// Deps of the stage.
+type Deps struct {
+	Codec      *schemas.Codec
+	Tenants    *tenants.Cache
+	Partitions *partition.Maker
+	Contacts   *ContactLanes
+	Log        *slog.Logger
+}
+
+// Handler is the append stage; it serves both topics of events.
+type Handler struct{ deps Deps }
+
+// New makes the stage's handler.
+func New(deps Deps) *Handler { return &Handler{deps} }
+
+// Decode reads an accepted event.
+func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
+	var e schemas.Event
+	err := h.deps.Codec.Decode(ctx, schemas.TopicEvents, r.Value, &e)
+	switch {
+	case errors.Is(err, schemas.ErrMalformed):
+		return nil, fmt.Errorf("%w: %w", stream.ErrPoison, err)
+	case err != nil:
+		return nil, err
+	case e.Kind != "track" && e.Kind != "identify":
+		return nil, fmt.Errorf("%w: unknown kind of event", stream.ErrPoison)
+	case e.CorrelationID == "" || e.EventName == "" && e.Kind == "track" || len(e.BodyHash) == 0:
+		return nil, fmt.Errorf("%w: event without correlation id, name or body hash", stream.ErrPoison)
+	}
+	return &e, nil
+}
+
+// row is an event on its way into the table.
+type row struct {
+	*schemas.Event
+	index   int
+	class   int16
+	contact uuid.UUID
+}
+
+func (r row) name() string {
+	if r.Kind == "identify" {
+		return NameIdentified
+	}
+	return r.EventName
+}
+
+// Apply appends the batch's new events.
+func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
+	rows, err := h.known(ctx, b)
+	if err != nil {
+		return err
+	}
+	if err := h.ensureMonths(ctx, rows); err != nil {
+		return err
+	}
+	winners, err := h.fence(ctx, tx, rows)
+	if err != nil || len(winners) == 0 {
+		return err
+	}
+	out, err := identity.Resolve(ctx, tx, inputs(winners))
+	if err != nil {
+		return err
+	}
+	for i := range winners {
+		winners[i].contact = out.Contacts[i]
+	}
+	if err := writeWarnings(ctx, tx, out.Warnings); err != nil {
+		return err
+	}
+	if err := h.append(ctx, tx, b, winners); err != nil {
+		return err
+	}
+	return h.deps.Contacts.Emit(ctx, tx, b, out.Changes)
+}
+
+// known keeps the events of tenants that exist, with their retention class.
+func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
+	rows := make([]row, 0, len(b.Records))
+	for i, r := range b.Records {
+		e, ok := r.Value.(*schemas.Event)
+		if !ok {
+			return nil, fmt.Errorf("record of another stage: %T", r.Value)
+		}
+		t, err := h.deps.Tenants.Get(ctx, e.TenantID)
+		if errors.Is(err, tenants.ErrUnknown) {
+			b.Reject(i, "unknown_tenant", "no such tenant", stream.Ref{EventID: e.EventID})
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row{Event: e, index: i, class: t.RetentionMonths})
+	}
+	return rows, nil
+}
+
+func (h *Handler) ensureMonths(ctx context.Context, rows []row) error {
+	for _, r := range rows {
+		if err := h.deps.Partitions.Ensure(ctx, "core.tracked_events", r.OccurredAt, r.class); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MakePartitions makes what a refused batch lacked, whatever the cache says.
+func (h *Handler) MakePartitions(ctx context.Context, pool *pgxpool.Pool, records []stream.Record) error {
+	h.deps.Partitions.Forget()
+	for _, r := range records {
+		if e, ok := r.Value.(*schemas.Event); ok {
+			if _, err := pool.Exec(ctx, "SELECT core.ensure_partition('core.tracked_events', $1)", e.OccurredAt); err != nil {
+				return fmt.Errorf("make a partition of events: %w", err)
+			}
+		}
+	}
+	if _, err := pool.Exec(ctx, "SELECT core.ensure_partitions(now())"); err != nil {
+		return fmt.Errorf("make partitions: %w", err)
+	}
+	return nil
+}
+
+func inputs(rows []row) []identity.Input {
+	in := make([]identity.Input, len(rows))
+	for i, r := range rows {
+		in[i] = identity.Input{TenantID: r.TenantID, CellID: r.CellID, EventID: r.EventID, CorrelationID: r.CorrelationID,
+			Identifiers: r.Identifiers, OccurredAt: r.OccurredAt}
+		if r.Kind == "identify" {
+			in[i].Traits = r.Payload
+		}
+	}
+	return in
+}
+
+// Tracked is the record of an appended event.
+func Tracked(r *schemas.Event, name, kind string, contact uuid.UUID, lane int32, seq int64) *schemas.EventTracked {
+	return &schemas.EventTracked{
+		EventID: r.EventID, TenantID: r.TenantID, CellID: r.CellID, ContactID: contact, Kind: kind, EventName: name,
+		OccurredAt: r.OccurredAt, OccurredOffset: r.OccurredOffset, ReceivedAt: r.ReceivedAt, CorrelationID: r.CorrelationID,
+		IdempotencyKey: r.IdempotencyKey, Payload: r.Payload, Historical: r.Historical, Lane: lane, LaneSeq: seq,
+	}
+}
+
+// Message frames an appended event for core.event.tracked.
+func Message(ctx context.Context, codec *schemas.Codec, e *schemas.EventTracked) (outbox.Message, error) {
+	value, err := codec.Encode(ctx, nil, schemas.TopicEventTracked, e)
+	if err != nil {
+		return outbox.Message{}, waitFor(err)
+	}
+	return outbox.Message{
+		Topic: schemas.TopicEventTracked, Key: []byte(e.TenantID.String()), Value: value,
+		Headers: kafka.Event{ID: e.EventID.String(), Type: "core.event.tracked", Source: kafka.Source(e.TenantID),
+			Subject: e.EventName, Time: e.OccurredAt, CorrelationID: e.CorrelationID}.Headers(),
+	}, nil
+}
+
+// waitFor makes a registry that is away something to wait for.
+func waitFor(err error) error {
+	if errors.Is(err, schemas.ErrRegistryAway) {
+		return fmt.Errorf("%w: %w", stream.ErrWait, err)
+	}
+	return err
+}
+
+// span is what a transaction appended.
+type span struct {
+	min, max time.Time
+	tenants  []uuid.UUID
+}
+
+func spanOf(rows []row) span {
+	s := span{min: rows[0].OccurredAt, max: rows[0].OccurredAt}
+	seen := map[uuid.UUID]bool{}
+	for _, r := range rows {
+		if r.OccurredAt.Before(s.min) {
+			s.min = r.OccurredAt
+		}
+		if r.OccurredAt.After(s.max) {
+			s.max = r.OccurredAt
+		}
+		if !seen[r.TenantID] {
+			seen[r.TenantID] = true
+			s.tenants = append(s.tenants, r.TenantID)
+		}
+	}
+	return s
+}

@@ -1,0 +1,291 @@
+package eventlog_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/softcrum/carril/internal/testkit"
+	"github.com/softcrum/carril/processor/eventlog"
+	"github.com/softcrum/carril/processor/partition"
+	"github.com/softcrum/carril/processor/stagetest"
+	"github.com/softcrum/carril/processor/tenants"
+	"github.com/softcrum/carril/schemas"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func run(b *stagetest.Bench) (stop func()) {
+	b.T.Helper()
+	contacts, err := eventlog.OpenContactLanes(b.T.Context(), b.Side, b.Codec, nil)
+	require.NoError(b.T, err)
+	h := eventlog.New(eventlog.Deps{Codec: b.Codec, Tenants: tenants.NewCache(b.Side, 0), Partitions: partition.NewMaker(b.Side),
+		Contacts: contacts, Log: testkit.Logger(b.T)})
+	return b.Run(eventlog.Stage, []string{schemas.TopicEvents}, h, eventlog.Source{Pool: b.Side, Codec: b.Codec})
+}
+
+const (
+	eventCount = `SELECT count(*) FROM core.tracked_events WHERE occurred_at > '-infinity'`
+	anybody    = `{"external_id":"u-1"}`
+)
+
+func TestAppend(t *testing.T) {
+	now := time.Now()
+
+	t.Run("SameKeyAHundredTimesIsOneRowAndOneEffect", func(t *testing.T) { // FS-CORE-0006 AC2, I12
+		t.Parallel()
+		b := stagetest.New(t)
+		for range 100 {
+			b.SendEvents(b.Event("invoice-889", "invoice.paid", now, anybody, `{"total":10}`))
+		}
+		b.SendEvents(b.Event("invoice-890", "invoice.paid", now, anybody, `{}`))
+		run(b)
+		b.Await(2, eventCount)
+		tracked := stagetest.Read[schemas.EventTracked](b, schemas.TopicEventTracked, 2)
+		require.Equal(t, "invoice-889", tracked[0].IdempotencyKey)
+		require.Equal(t, tracked[0].ContactID, tracked[1].ContactID)
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.idempotency_conflicts`))
+	})
+
+	t.Run("SameKeyWithAnotherBodyIsAConflictAndNoSecondRow", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(b.Event("k", "invoice.paid", now, anybody, `{"total":1}`), b.Event("k", "invoice.paid", now, anybody, `{"total":2}`))
+		run(b)
+		b.Await(1, `SELECT count(*) FROM core.idempotency_conflicts`)
+		b.Await(1, eventCount+` AND properties = '{"total":1}'`)
+	})
+
+	t.Run("TwoTenantsMayUseOneKey", func(t *testing.T) { // field report 7
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(b.Event("k", "a.b", now, anybody, `{}`))
+		b.Tenant = b.AddTenant("other", "scale")
+		b.SendEvents(b.Event("k", "a.b", now, anybody, `{}`))
+		run(b)
+		b.Await(2, eventCount)
+		b.Await(2, `SELECT count(*) FROM core.contacts`)
+		require.Equal(t, 1, b.Count(eventCount+` AND retention_months = 37 AND tenant_id = $1`, b.Tenant))
+	})
+
+	t.Run("AnHourAgoFallsIntoItsPartitionAndOrdersByItsOwnTime", func(t *testing.T) { // FS-CORE-0006 AC3, field report 9
+		t.Parallel()
+		b := stagetest.New(t)
+		midnight := time.Date(now.Year(), now.Month(), 1, 0, 30, 0, 0, time.UTC) // an hour before lies in the month before
+		b.SendEvents(b.Event("late", "a.b", midnight, anybody, `{}`), b.Event("early", "a.b", midnight.Add(-time.Hour), anybody, `{}`))
+		run(b)
+		b.Await(2, eventCount)
+		rows, err := b.Side.Query(t.Context(), `SELECT idempotency_key || ' ' || tableoid::regclass::text FROM core.tracked_events
+			WHERE occurred_at > '-infinity' ORDER BY occurred_at`)
+		require.NoError(t, err)
+		var got []string
+		for rows.Next() {
+			var s string
+			require.NoError(t, rows.Scan(&s))
+			got = append(got, s)
+		}
+		require.Equal(t, []string{
+			"early core.tracked_events_" + midnight.Add(-time.Hour).Format("200601") + "_r13",
+			"late core.tracked_events_" + midnight.Format("200601") + "_r13"}, got)
+	})
+
+	t.Run("AMonthThatNobodyMadeIsMadeAndDefaultStaysEmpty", func(t *testing.T) { // FS-CORE-0006 AC6, faults F25
+		t.Parallel()
+		b := stagetest.New(t)
+		for i := range 14 {
+			b.SendEvents(b.Event(fmt.Sprintf("m-%d", i), "a.b", now.AddDate(0, -i, 0), anybody, `{}`))
+		}
+		run(b)
+		b.Await(14, eventCount)
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.tracked_events_default`))
+	})
+
+	t.Run("KeepsDigitsAndTheCallersOffset", func(t *testing.T) { // bad-inputs 14, field report 10
+		t.Parallel()
+		b := stagetest.New(t)
+		e := b.Event("k", "a.b", time.Date(2026, 11, 1, 5, 30, 0, 0, time.UTC), anybody, `{"n":9007199254740993,"m":1.10}`)
+		e.OccurredOffset = -4 * 3600
+		b.SendEvents(e)
+		run(b)
+		b.Await(1, eventCount+` AND properties->>'n' = '9007199254740993' AND properties->>'m' = '1.10' AND occurred_offset = -14400
+			AND occurred_at = '2026-11-01T01:30:00-04:00'`)
+	})
+
+	t.Run("AnEventOfNoTenantIsADeadLetterAndTheOthersLand", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		stray := b.Event("k", "a.b", now, anybody, `{}`)
+		stray.TenantID = uuid.New()
+		v, err := b.Codec.Encode(t.Context(), nil, schemas.TopicEvents, &stray)
+		require.NoError(t, err)
+		_ = v
+		b.SendEvents(stray, b.Event("k2", "a.b", now, anybody, `{}`))
+		run(b)
+		b.Await(1, eventCount)
+		b.Await(1, `SELECT count(*) FROM core.dead_letters WHERE class = 'unknown_tenant' AND event_id = $1`, stray.EventID)
+	})
+
+	t.Run("WhatPostgresRefusesIsADeadLetterAndLeavesNoFence", func(t *testing.T) { // I44, field report 4
+		t.Parallel()
+		b := stagetest.New(t)
+		bad := b.Event("bad", "a.b", now, anybody, `{"x":"\u0000"}`)
+		var all []schemas.Event
+		for i := range 40 {
+			all = append(all, b.Event(fmt.Sprintf("ok-%d", i), "a.b", now, anybody, `{}`))
+		}
+		all[17] = bad
+		b.SendEvents(all...)
+		run(b)
+		b.Await(39, eventCount)
+		b.Await(1, `SELECT count(*) FROM core.dead_letters WHERE class = 'refused_by_database'`)
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.event_keys WHERE event_id = $1`, bad.EventID))
+		b.SendEvents(b.Event("bad", "a.b", now, anybody, `{"x":"fixed"}`)) // the replay lands
+		b.Await(40, eventCount)
+	})
+}
+
+func TestRecoveryPublishesWhatTheOwnerLeft(t *testing.T) { // I7, I12
+	t.Parallel()
+	b := stagetest.New(t)
+	for i := range 30 {
+		b.SendEvents(b.Event(fmt.Sprintf("k-%02d", i), "a.b", time.Now().AddDate(0, -(i%3), 0), anybody, `{"i":`+fmt.Sprint(i)+`}`))
+	}
+	stop := run(b)
+	b.Await(30, eventCount)
+	stagetest.Read[schemas.EventTracked](b, schemas.TopicEventTracked, 30)
+	stop()
+	// As if the owner had died after its commit, before it published anything.
+	b.Exec(`UPDATE core.outbox_cursors SET cursor = 0`)
+	stop = run(b)
+	b.Eventually("cursor at the counter", func() bool {
+		return b.Count(`SELECT count(*) FROM core.outbox_cursors c JOIN core.outbox_lanes l USING (lane) WHERE l.store = 'events' AND c.cursor < l.counter`) == 0
+	})
+	stop()
+	got := stagetest.Read[schemas.EventTracked](b, schemas.TopicEventTracked, 30) // distinct by ce_id
+	for i, e := range got {
+		require.Equal(t, fmt.Sprintf("k-%02d", i), e.IdempotencyKey)
+		require.EqualValues(t, i+1, e.LaneSeq)
+	}
+	require.Equal(t, 1, b.Count(`SELECT count(DISTINCT lane) FROM core.tracked_events WHERE occurred_at > '-infinity'`))
+}
+
+func TestTablesRefuseChanges(t *testing.T) { // FS-CORE-0006 §7
+	t.Parallel()
+	b := stagetest.New(t)
+	b.SendEvents(b.Event("k", "a.b", time.Now(), anybody, `{}`))
+	run(b)
+	b.Await(1, eventCount)
+	for _, sql := range []string{
+		`UPDATE core.tracked_events SET event_name = 'x' WHERE occurred_at > '-infinity'`,
+		`DELETE FROM core.tracked_events WHERE occurred_at > '-infinity'`,
+	} {
+		_, err := b.Side.Exec(t.Context(), sql)
+		require.ErrorContains(t, err, "append-only", sql)
+	}
+	for _, column := range []string{"correlation_id", "contact_id", "cell_id", "tenant_id"} {
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM information_schema.columns WHERE table_schema = 'core' AND table_name = 'tracked_events'
+			AND column_name = $1 AND is_nullable = 'NO'`, column), column)
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	now := time.Now()
+	contactOf := func(b *stagetest.Bench, key string) (id string) {
+		b.T.Helper()
+		require.NoError(b.T, b.Side.QueryRow(b.T.Context(), `SELECT contact_id::text FROM core.tracked_events WHERE occurred_at > '-infinity' AND idempotency_key = $1`, key).Scan(&id))
+		return id
+	}
+
+	t.Run("UnknownBecomesAnAnonymousContact", func(t *testing.T) { // FS-CORE-0006 §6
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(b.Event("k", "a.b", now, `{"anonymous_id":"dev-7"}`, `{}`), b.Event("k2", "a.b", now, `{"external_id":"null"}`, `{}`))
+		run(b)
+		b.Await(2, eventCount)
+		require.Equal(t, 2, b.Count(`SELECT count(*) FROM core.contacts WHERE NOT known`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.warnings WHERE kind = 'refused_identifier'`), "a value that names nobody never costs the event")
+	})
+
+	t.Run("AnonymousMergesIntoKnownInOnePollInOrder", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(
+			b.Event("t1", "page.seen", now, `{"anonymous_id":"dev-1"}`, `{}`),
+			b.Identify("i1", now, `{"anonymous_id":"dev-1","external_id":"u-1","email":"Ana@Example.com "}`, `{"plan":"pro"}`),
+			b.Event("t2", "invoice.paid", now, `{"email":"ana@example.com"}`, `{}`))
+		run(b)
+		b.Await(3, eventCount)
+		require.Equal(t, contactOf(b, "i1"), contactOf(b, "t2"))
+		require.Equal(t, contactOf(b, "t1"), contactOf(b, "i1"))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.contacts WHERE known AND traits = '{"plan":"pro"}'`))
+		require.Equal(t, 3, b.Count(`SELECT count(*) FROM core.contact_identifiers`))
+		require.Equal(t, 1, b.Count(eventCount+` AND event_name = 'core.contact.identified'`))
+	})
+
+	t.Run("TwoKnownAnonymousAndEmailContactsMerge", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(
+			b.Event("t1", "a.b", now, `{"anonymous_id":"dev-1"}`, `{}`),
+			b.Event("t2", "a.b", now, `{"email":"bo@example.com"}`, `{}`),
+			b.Identify("i1", now, `{"anonymous_id":"dev-1","email":"bo@example.com"}`, `{}`))
+		run(b)
+		b.Await(3, eventCount)
+		b.SendEvents(b.Event("t3", "a.b", now, `{"anonymous_id":"dev-1"}`, `{}`))
+		b.Await(4, eventCount)
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.contact_merges WHERE into_contact = $1`, contactOf(b, "t2")), "the known one survives")
+		require.Equal(t, contactOf(b, "t2"), contactOf(b, "i1"))
+		require.Equal(t, contactOf(b, "t2"), contactOf(b, "t3"))
+	})
+
+	t.Run("TwoExternalIDsNeverMerge", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(
+			b.Event("t1", "a.b", now, `{"external_id":"u-1","email":"shared@example.com"}`, `{}`),
+			b.Event("t2", "a.b", now, `{"external_id":"u-2","email":"shared@example.com"}`, `{}`))
+		run(b)
+		b.Await(2, eventCount)
+		require.NotEqual(t, contactOf(b, "t1"), contactOf(b, "t2"))
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.contact_merges`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.identity_conflicts`))
+	})
+
+	t.Run("ALosingDuplicateAttachesNothing", func(t *testing.T) { // I13
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(b.Identify("K", now, `{"external_id":"u-1","email":"a@example.com"}`, `{}`), b.Identify("K", now, `{"external_id":"u-1","email":"b@example.com"}`, `{}`))
+		run(b)
+		b.Await(1, eventCount)
+		b.Await(1, `SELECT count(*) FROM core.idempotency_conflicts`)
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.contact_identifiers WHERE value = 'b@example.com'`))
+	})
+
+	t.Run("LastOccurredWinsAndNullDeletes", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		b.SendEvents(
+			b.Identify("i1", now, anybody, `{"plan":"pro","city":"Lima"}`),
+			b.Identify("i2", now.Add(-time.Hour), anybody, `{"plan":"free","age":3}`),
+			b.Identify("i3", now.Add(time.Second), anybody, `{"city":null}`))
+		run(b)
+		b.Await(3, eventCount)
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.contacts WHERE traits = '{"plan":"pro","age":3}'`))
+	})
+
+	t.Run("TraitsAreCappedWithAWarning", func(t *testing.T) { // I39
+		t.Parallel()
+		b := stagetest.New(t)
+		for i := range 4 {
+			b.SendEvents(b.Identify(fmt.Sprintf("i%d", i), now, anybody, fmt.Sprintf(`{"t%d":%q}`, i, strings.Repeat("x", 30_000))))
+		}
+		run(b)
+		b.Await(4, eventCount)
+		require.Equal(t, 2, b.Count(`SELECT count(*) FROM core.warnings WHERE kind = 'traits_capped'`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.contacts WHERE traits ?& array['t0','t1'] AND NOT traits ? 't2'`))
+	})
+}

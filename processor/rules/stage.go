@@ -1,0 +1,246 @@
+package rules
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/schemas"
+)
+
+// Deps of the stage.
+type Deps struct {
+	Codec   *schemas.Codec
+	Rules   *Cache
+	Metrics prometheus.Registerer
+	Now     func() time.Time
+}
+
+// Handler is the rules stage.
+type Handler struct {
+	deps   Deps
+	fired  prometheus.Counter
+	failed prometheus.Counter
+}
+
+// New makes the stage's handler.
+func New(deps Deps) *Handler {
+	h := &Handler{deps: deps,
+		fired:  prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_rules_fired_total", Help: "Rules fired, once an event."}),
+		failed: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_rules_failed_total", Help: "Conditions that gave an error; the rule did not fire."}),
+	}
+	deps.Metrics.MustRegister(h.fired, h.failed)
+	return h
+}
+
+// Decode reads a tracked event.
+func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
+	var e schemas.EventTracked
+	err := h.deps.Codec.Decode(ctx, schemas.TopicEventTracked, r.Value, &e)
+	if errors.Is(err, schemas.ErrMalformed) {
+		return nil, fmt.Errorf("%w: %w", stream.ErrPoison, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &e, nil
+}
+
+// firing is one rule on one event.
+type firing struct {
+	event *schemas.EventTracked
+	rule  *Rule
+}
+
+type firingKey struct{ event, rule uuid.UUID }
+
+// Apply runs the tenant's rules over the batch. Imports fire none, and the
+// platform's own events none.
+func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
+	fired, err := h.fire(ctx, b)
+	if err != nil || len(fired) == 0 {
+		return err
+	}
+	won, err := enter(ctx, tx, fired)
+	if err != nil {
+		return err
+	}
+	winners := fired[:0]
+	for _, f := range fired {
+		k := firingKey{f.event.EventID, f.rule.ID}
+		if won[k] {
+			winners = append(winners, f)
+			delete(won, k) // the same event twice in one batch
+		}
+	}
+	if err := balance(ctx, tx, winners); err != nil {
+		return err
+	}
+	for _, f := range winners {
+		if err := h.request(ctx, b, f); err != nil {
+			return err
+		}
+	}
+	b.OnCommit(func() { h.fired.Add(float64(len(winners))) })
+	return nil
+}
+
+func (h *Handler) fire(ctx context.Context, b *stream.Batch) ([]firing, error) {
+	var fired []firing
+	for _, r := range b.Records {
+		e, ok := r.Value.(*schemas.EventTracked)
+		if !ok {
+			return nil, fmt.Errorf("record of another stage: %T", r.Value)
+		}
+		if e.Historical || e.Kind == "platform" {
+			continue
+		}
+		rules, err := h.deps.Rules.rules(ctx, e.TenantID, e.EventName)
+		if err != nil {
+			return nil, err
+		}
+		for _, rule := range rules {
+			ok, err := rule.matches(e)
+			if err != nil {
+				h.failed.Inc()
+				continue
+			}
+			if ok {
+				fired = append(fired, firing{e, rule})
+			}
+		}
+	}
+	return fired, nil
+}
+
+// enter writes the ledger, the stage's fence, in one order; it gives what is
+// new.
+func enter(ctx context.Context, tx pgx.Tx, fired []firing) (map[firingKey]bool, error) {
+	sorted := slices.Clone(fired)
+	slices.SortFunc(sorted, func(a, b firing) int {
+		return cmp.Or(bytes.Compare(a.event.EventID[:], b.event.EventID[:]), bytes.Compare(a.rule.ID[:], b.rule.ID[:]))
+	})
+	n := len(sorted)
+	tenants, events, rules, contacts := make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
+	points, correlations, occurred := make([]int64, n), make([]string, n), make([]time.Time, n)
+	for i, f := range sorted {
+		tenants[i], events[i], rules[i], contacts[i] = f.event.TenantID, f.event.EventID, f.rule.ID, f.event.ContactID
+		points[i], correlations[i], occurred[i] = f.rule.points(), f.event.CorrelationID, f.event.OccurredAt
+	}
+	const sql = `INSERT INTO core.points_ledger (tenant_id, event_id, rule_id, contact_id, points, correlation_id, occurred_at)
+SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bigint[], $6::text[], $7::timestamptz[])
+ON CONFLICT DO NOTHING RETURNING event_id, rule_id`
+	rows, err := tx.Query(ctx, sql, tenants, events, rules, contacts, points, correlations, occurred)
+	if err != nil {
+		return nil, fmt.Errorf("enter %d firings: %w", n, err)
+	}
+	won := map[firingKey]bool{}
+	var k firingKey
+	_, err = pgx.ForEachRow(rows, []any{&k.event, &k.rule}, func() error { won[k] = true; return nil })
+	if err != nil {
+		return nil, fmt.Errorf("enter %d firings: %w", n, err)
+	}
+	return won, nil
+}
+
+// balance adds the new points to their contacts' balances.
+func balance(ctx context.Context, tx pgx.Tx, winners []firing) error {
+	type holder struct{ tenant, contact uuid.UUID }
+	sums := map[holder]int64{}
+	for _, f := range winners {
+		if p := f.rule.points(); p != 0 {
+			sums[holder{f.event.TenantID, f.event.ContactID}] += p
+		}
+	}
+	if len(sums) == 0 {
+		return nil
+	}
+	holders := make([]holder, 0, len(sums))
+	for h := range sums {
+		holders = append(holders, h)
+	}
+	slices.SortFunc(holders, func(a, b holder) int {
+		return cmp.Or(bytes.Compare(a.tenant[:], b.tenant[:]), bytes.Compare(a.contact[:], b.contact[:]))
+	})
+	tenants, contacts, points := make([]uuid.UUID, len(holders)), make([]uuid.UUID, len(holders)), make([]int64, len(holders))
+	for i, h := range holders {
+		tenants[i], contacts[i], points[i] = h.tenant, h.contact, sums[h]
+	}
+	const sql = `INSERT INTO core.points_balances AS p (tenant_id, contact_id, balance)
+SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[])
+ON CONFLICT (tenant_id, contact_id) DO UPDATE SET balance = p.balance + EXCLUDED.balance`
+	if _, err := tx.Exec(ctx, sql, tenants, contacts, points); err != nil {
+		return fmt.Errorf("add points of %d contacts: %w", len(holders), err)
+	}
+	return nil
+}
+
+// request emits what a firing asks to be sent.
+func (h *Handler) request(ctx context.Context, b *stream.Batch, f firing) error {
+	for i, a := range f.rule.Actions {
+		if a.Type != "notify" {
+			continue
+		}
+		m, err := h.message(ctx, f, i, a)
+		if err != nil {
+			return err
+		}
+		b.Emit(m)
+	}
+	return nil
+}
+
+func (h *Handler) message(ctx context.Context, f firing, index int, a Action) (outbox.Message, error) {
+	vars, err := a.variables(f.event, f.rule.points())
+	if err != nil {
+		return outbox.Message{}, err
+	}
+	e, now := f.event, h.deps.Now().UTC()
+	sum := sha256.Sum256([]byte(vars))
+	maxAge := int64(a.maxAge().Seconds())
+	rec := schemas.NotificationRequested{
+		RequestID: ids.RuleRequest(e.EventID, f.rule.ID, index), TenantID: e.TenantID, CellID: e.CellID, Category: a.Category,
+		Channel: a.Channel, Origin: "rule", OriginEventID: &e.EventID, CorrelationID: e.CorrelationID, BodyHash: sum[:],
+		ReceivedAt: now, OriginOccurredAt: &e.OccurredAt, RuleID: new(f.rule.ID.String()), ContactID: &e.ContactID, Recipients: "[]",
+		TemplateID: &a.TemplateID, Variables: vars, MaxAgeSeconds: &maxAge,
+	}
+	if a.TemplateVersion > 0 {
+		rec.TemplateVersion = &a.TemplateVersion
+	}
+	if d, err := time.ParseDuration(a.ExpiresAfter); err == nil {
+		rec.ExpiresAt = new(now.Add(d))
+	}
+	return Requested(ctx, h.deps.Codec, &rec)
+}
+
+// Requested frames a notification request for the topic of its rail.
+func Requested(ctx context.Context, codec *schemas.Codec, rec *schemas.NotificationRequested) (outbox.Message, error) {
+	topic := schemas.TopicRequestedTransactional
+	if rail, _ := schemas.RailOf(rec.Category); rail == schemas.RailMarketing {
+		topic = schemas.TopicRequestedMarketing
+	}
+	value, err := codec.Encode(ctx, nil, topic, rec)
+	if errors.Is(err, schemas.ErrRegistryAway) {
+		return outbox.Message{}, fmt.Errorf("%w: %w", stream.ErrWait, err)
+	}
+	if err != nil {
+		return outbox.Message{}, err
+	}
+	return outbox.Message{Topic: topic, Key: []byte(rec.TenantID.String()), Value: value,
+		Headers: kafka.Event{ID: rec.RequestID.String(), Type: "messaging.requested", Source: kafka.Source(rec.TenantID),
+			Subject: rec.Category, Time: rec.ReceivedAt, CorrelationID: rec.CorrelationID}.Headers()}, nil
+}
