@@ -36,6 +36,8 @@ type Claimed struct {
 	slot   Slot
 	frozen frozen
 	job    job
+	more   int // messages that a limit kept back
+	before int // messages with an outcome of earlier generations
 }
 
 // Generation numbers the request's bytes and key.
@@ -155,9 +157,9 @@ func (s *Store) freshClaim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int
 		return "", err
 	}
 	step.Outcomes = append(step.Outcomes, failed...)
-	later := 0
+	c.before = len(c.job.payload.Messages) - len(left)
 	if limit > 0 && len(kept) > limit {
-		later = len(kept) - limit
+		c.more = len(kept) - limit
 		kept, rendered = kept[:limit], rendered[:limit]
 	}
 	f, kept, bad, err := s.freeze(c.job, kept, rendered, c.job.now)
@@ -172,7 +174,7 @@ func (s *Store) freshClaim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int
 			return "", err
 		}
 		step.State = StateInTopic // what a limit kept back goes next
-		if later == 0 {
+		if c.more == 0 {
 			step.State, step.Reason = s.finalState(len(left), len(open), step)
 		}
 		return Closed, s.transition(ctx, tx, c, step)
@@ -271,4 +273,29 @@ func flush(ctx context.Context, tx pgx.Tx, b *pgx.Batch, what string) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// WithSlot moves a claimed job to another slot of the same process, whose lane
+// then takes what is published.
+func (c Claimed) WithSlot(s Slot) Claimed {
+	c.slot = s
+	return c
+}
+
+// After names the job's state once these outcomes of its request are recorded:
+// back in the topic while messages wait behind a limit, sent where any message
+// ever was taken, else failed.
+func (c Claimed) After(outcomes []Outcome) string {
+	if c.more > 0 {
+		return StateInTopic
+	}
+	for _, o := range outcomes {
+		if o.Taken != "" {
+			return StateSent
+		}
+	}
+	if c.before > 0 {
+		return StateSent
+	}
+	return StateFailed
 }
