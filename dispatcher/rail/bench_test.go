@@ -25,6 +25,7 @@ import (
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/schemas"
 )
@@ -310,4 +311,42 @@ WHERE requested_at > now() - interval '40 days' AND send_id = $1 GROUP BY 1`, se
 	_, err = pgx.ForEachRow(rows, []any{&status, &n}, func() error { out[status] = n; return nil })
 	require.NoError(b.t, err)
 	return out
+}
+
+// event is a provider's webhook as the front door passes it on.
+type event struct {
+	id           string
+	status       provider.Status
+	message      string
+	send, tenant uuid.UUID
+	at           time.Time
+	recipients   []string
+}
+
+// statuses runs the status stage until the test ends.
+func (b *bench) statuses() {
+	b.t.Helper()
+	h := sends.NewStatuses(b.codec, map[string]sends.Parser{"fake": parseEvent}, nil)
+	l, err := stream.New(stream.Config{Stage: sends.StageStatuses, Topics: []string{schemas.TopicProviderEvents}, Backoff: 5 * time.Millisecond},
+		stream.Deps{Kafka: b.kafka, Pool: b.pool, Sink: outbox.ClientSink{Client: b.producer}, Handler: h, Log: testkit.Logger(b.t)})
+	require.NoError(b.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = l.Run(ctx) }()
+	b.t.Cleanup(func() { cancel(); <-done })
+}
+
+func parseEvent(body []byte) (provider.Event, error) {
+	var ev provider.Event
+	err := json.Unmarshal(body, &ev)
+	return ev, err
+}
+
+func (b *bench) report(e event) {
+	b.t.Helper()
+	body, err := json.Marshal(provider.Event{Type: "x", Status: e.status, ProviderMessageID: e.message, SendID: e.send, TenantID: e.tenant, OccurredAt: e.at, Recipients: e.recipients})
+	require.NoError(b.t, err)
+	v, err := b.codec.Encode(context.Background(), nil, schemas.TopicProviderEvents, &schemas.ProviderEvent{Provider: "fake", ProviderEventID: e.id, Body: body, ReceivedAt: time.Now().UTC()})
+	require.NoError(b.t, err)
+	b.produce(&kgo.Record{Topic: b.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(e.id), Value: v})
 }
