@@ -208,7 +208,7 @@ func TestPublisher(t *testing.T) {
 		require.NoError(t, err)
 		p.Offer(items)
 		require.NoError(t, p.Drain(t.Context()))
-		require.Equal(t, "before after", strings.Join(b.read(2), " "))
+		require.Equal(t, "before after", strings.Join(b.read(2)[:2], " "), "a repeat may follow")
 		var n int
 		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM core.dead_letters WHERE class = 'refused_by_broker' AND length(record_value) = 1200000`).Scan(&n))
 		require.Equal(t, 1, n)
