@@ -43,7 +43,9 @@ type Request struct {
 }
 
 // Result is the provider's answer to a request that it took, whole or in part.
-// Items has one entry per message of the request, in the request's order.
+// Items has one entry per message of the request, in the request's order; it is
+// nil beside an error. Limits is set whenever there was an answer, beside an
+// error too: a 429 says most about them.
 type Result struct {
 	Items  []Item
 	Limits Limits
@@ -55,8 +57,8 @@ type Item struct {
 	Err               *Error // a failure of this message alone; its class is ClassPermanent unless the provider says otherwise
 }
 
-// Limits is what the provider's headers said of its own state; zero values
-// mean that it said nothing.
+// Limits is what the provider's headers said of its own state. Where it said
+// nothing, Limit and Reset are 0 and the others -1: start from NoLimits.
 type Limits struct {
 	Limit       int           // requests per window
 	Remaining   int           // requests left in the window; -1 when not stated
@@ -64,6 +66,9 @@ type Limits struct {
 	DailyUsed   int           // messages of today's quota used; -1 when not stated
 	MonthlyUsed int           // messages of the month's quota used; -1 when not stated
 }
+
+// NoLimits is the state of a provider that said nothing of it.
+func NoLimits() Limits { return Limits{Remaining: -1, DailyUsed: -1, MonthlyUsed: -1} }
 
 // Capabilities says what an adapter's provider can do.
 type Capabilities struct {
@@ -82,7 +87,8 @@ type Provider interface {
 	Capabilities() Capabilities
 	// Freeze renders messages to the bytes of one request; one message goes to
 	// the single endpoint only where batch is false. It is pure: the same
-	// messages give the same bytes.
+	// messages give the same bytes. A message that can never be sent is a
+	// *MessageError: fail that one and freeze the others.
 	Freeze(msgs []Message, batch bool) (Frozen, error)
 	// Send makes one attempt. A failure of the request as a whole is an *Error
 	// with a class; a failure of single messages stands in the result.
@@ -122,6 +128,7 @@ type Error struct {
 	Status     int           // HTTP or SMTP status; 0 when there was no answer
 	RetryAfter time.Duration // ClassThrottled: clamped to [1 s, 15 min]; 0 when the provider named none
 	Quota      bool          // ClassThrottled: a daily or monthly quota, not the rate
+	Divisible  bool          // ClassPermanent of a whole batch for what is likely one message's fault: freeze its halves anew
 	Detail     string
 	Err        error
 }
@@ -138,6 +145,19 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// MessageError is Freeze's refusal of one message of several. Index is its place
+// among them; the reason is of ClassPermanent.
+type MessageError struct {
+	Index  int
+	Reason *Error
+}
+
+func (e *MessageError) Error() string {
+	return fmt.Sprintf("freeze message %d: %v", e.Index, e.Reason)
+}
+
+func (e *MessageError) Unwrap() error { return e.Reason }
 
 // ClassOf gives err's class; an error that is no *Error is uncertain, the only
 // safe assumption.
