@@ -1,7 +1,6 @@
 package intake
 
 import (
-	"strconv"
 	"strings"
 
 	"github.com/softcrum/carril/schemas"
@@ -63,15 +62,15 @@ func (p *Parser) item(i int, c *Caller) int {
 	if p.at(i) != '{' {
 		p.members, p.grown = 0, 0
 		end = p.value(i, 1)
-		p.items[n].Err = &Error{Code: NotAnObject, Pointer: eventPointer(n)}
+		if p.items[n].Err = (&Error{Code: NotAnObject, Pointer: place(n).pointer("")}); p.soft.code != "" {
+			p.items[n].Err = p.softError()
+		}
 	} else if end = p.event(i, &p.env); end >= 0 {
 		p.items[n] = p.take(n, c)
 	}
 	p.soft = outer
 	return end
 }
-
-func eventPointer(n int) string { return "/events/" + strconv.Itoa(n) }
 
 // take checks the scanned n-th event.
 func (p *Parser) take(n int, c *Caller) Item {
@@ -80,7 +79,7 @@ func (p *Parser) take(n int, c *Caller) Item {
 		return Item{Err: err}
 	}
 	ev, hash := p.room(n)
-	if err := p.check(kind, &p.env, c, ev, hash, eventPointer(n)); err != nil {
+	if err := p.check(kind, &p.env, c, ev, hash, place(n)); err != nil {
 		return Item{Err: err}
 	}
 	return Item{Event: ev}
@@ -103,7 +102,7 @@ func (p *Parser) kindOf(n int) (string, *Error) {
 	case p.soft.code != "":
 		return "", p.softError()
 	case !f.present():
-		return "", &Error{Code: MissingField, Pointer: eventPointer(n) + "/type", Detail: "type is track or identify."}
+		return "", &Error{Code: MissingField, Pointer: place(n).pointer("/type"), Detail: "type is track or identify."}
 	}
 	switch string(p.fieldText(f)) {
 	case Track:
@@ -111,7 +110,7 @@ func (p *Parser) kindOf(n int) (string, *Error) {
 	case Identify:
 		return Identify, nil
 	}
-	return "", &Error{Code: InvalidType, Pointer: eventPointer(n) + "/type"}
+	return "", &Error{Code: InvalidType, Pointer: place(n).pointer("/type")}
 }
 
 // oneKind refuses a batch that mixes imports with what just happened: they go
@@ -127,7 +126,7 @@ func (p *Parser) oneKind() *Error {
 			first = ev
 		}
 		if ev.Historical != first.Historical {
-			return &Error{Code: MixedHistorical, Pointer: eventPointer(i) + "/historical"}
+			return &Error{Code: MixedHistorical, Pointer: place(i).pointer("/historical")}
 		}
 	}
 	return nil

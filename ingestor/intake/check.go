@@ -1,8 +1,8 @@
 package intake
 
 import (
-	"bytes"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -40,10 +40,23 @@ type Caller struct {
 	IdempotencyKey string // the Idempotency-Key header; empty: none; not for batches
 }
 
-// check turns a scanned event of a kind into ev, or refuses it. prefix is the
-// JSON pointer of the event in the body.
-func (p *Parser) check(kind string, e *envelope, c *Caller, ev *schemas.Event, hash *[32]byte, prefix string) *Error {
-	if err := p.checkShape(kind, e, prefix); err != nil {
+// alone is the place of an event that is no part of a batch.
+const alone place = -1
+
+// place is where an event stands: its index in the batch, or alone.
+type place int
+
+// pointer is the JSON pointer of the event, or of what lies under it.
+func (n place) pointer(under string) string {
+	if n == alone {
+		return under
+	}
+	return "/events/" + strconv.Itoa(int(n)) + under
+}
+
+// check turns a scanned event of a kind into ev, or refuses it.
+func (p *Parser) check(kind string, e *envelope, c *Caller, ev *schemas.Event, hash *[32]byte, at place) *Error {
+	if err := p.checkShape(kind, e, at); err != nil {
 		return err
 	}
 	*ev = schemas.Event{Kind: kind, TenantID: c.TenantID, CellID: c.CellID, ReceivedAt: c.ReceivedAt.Truncate(time.Microsecond)}
@@ -55,31 +68,31 @@ func (p *Parser) check(kind string, e *envelope, c *Caller, ev *schemas.Event, h
 	} {
 		if err := step(p, e, c, ev); err != nil {
 			if err.Pointer != "" {
-				err.Pointer = prefix + err.Pointer
+				err.Pointer = at.pointer(err.Pointer)
 			}
 			return err
 		}
 	}
 	*hash = p.bodyHash(e, ev)
 	ev.BodyHash = hash[:]
-	return place(c, ev, prefix)
+	return window(c, ev, at)
 }
 
 // checkShape refuses what the scan noted, an event that is too large, and
 // fields that are unknown or missing.
-func (p *Parser) checkShape(kind string, e *envelope, prefix string) *Error {
+func (p *Parser) checkShape(kind string, e *envelope, at place) *Error {
 	if p.soft.code != "" {
 		return p.softError()
 	}
 	if size := e.end - e.start; size > MaxEventBytes {
-		return &Error{Code: EventTooLarge, Pointer: prefix, Detail: fmt.Sprintf("An event has at most %d bytes; this one has %d.", MaxEventBytes, size)}
+		return &Error{Code: EventTooLarge, Pointer: at.pointer(""), Detail: fmt.Sprintf("An event has at most %d bytes; this one has %d.", MaxEventBytes, size)}
 	}
 	foreign := slotName
 	if kind == Track {
 		foreign = slotTraits
 	}
 	for _, f := range [...]slot{slotProperties, slotType, foreign} {
-		if e.fields[f].first != 0 && !belongs(f, kind, prefix) {
+		if e.fields[f].first != 0 && !belongs(f, kind, at) {
 			e.noteUnknown(e.fields[f].at)
 		}
 	}
@@ -92,7 +105,7 @@ func (p *Parser) checkShape(kind string, e *envelope, prefix string) *Error {
 	}
 	for _, f := range required {
 		if !e.fields[f].present() {
-			return &Error{Code: MissingField, Pointer: prefix + "/" + f.String(), Detail: f.String() + " is required."}
+			return &Error{Code: MissingField, Pointer: at.pointer("/" + f.String()), Detail: f.String() + " is required."}
 		}
 	}
 	return nil
@@ -100,10 +113,10 @@ func (p *Parser) checkShape(kind string, e *envelope, prefix string) *Error {
 
 // belongs says whether a field that not every event has is one of this one's.
 // type belongs to the items of a batch: on the others the path says it.
-func belongs(f slot, kind, prefix string) bool {
+func belongs(f slot, kind string, at place) bool {
 	switch f {
 	case slotType:
-		return prefix != ""
+		return at != alone
 	case slotTraits:
 		return kind == Identify
 	}
@@ -210,16 +223,16 @@ func (p *Parser) checkTime(e *envelope, _ *Caller, ev *schemas.Event) *Error {
 	return nil
 }
 
-// place sees to the window. A clamped event ahead of us happened no later than
+// window holds occurred_at to the accepted span. A clamped event ahead of us happened no later than
 // we received it; one from before the window goes to its beginning. The body
 // hash was taken before: it must not depend on when the event came.
-func place(c *Caller, ev *schemas.Event, prefix string) *Error {
+func window(c *Caller, ev *schemas.Event, at place) *Error {
 	ahead := ev.OccurredAt.After(c.Latest)
 	if !ahead && !ev.OccurredAt.Before(c.Earliest) {
 		return nil
 	}
 	if !c.Clamp {
-		return &Error{Code: OccurredAtOutOfRange, Pointer: prefix + "/occurred_at", ServerTime: c.ReceivedAt, Detail: fmt.Sprintf(
+		return &Error{Code: OccurredAtOutOfRange, Pointer: at.pointer("/occurred_at"), ServerTime: c.ReceivedAt, Detail: fmt.Sprintf(
 			"Accepted from %s to %s.", c.Earliest.UTC().Format(time.RFC3339), c.Latest.UTC().Format(time.RFC3339))}
 	}
 	claimed := ev.OccurredAt
@@ -321,72 +334,4 @@ func (p *Parser) softError() *Error {
 			maxDigits, maxPlaces, maxGrown)
 	}
 	return e
-}
-
-// checkIdentifiers asks for at least one identifier that says something. A
-// null says nothing, like an absent one; any other value that is not a string
-// is refused, or it would vanish later (field report 11).
-func (p *Parser) checkIdentifiers(e *envelope, _ *Caller, ev *schemas.Event) *Error {
-	f := &e.fields[slotIdentifiers]
-	if f.first != '{' {
-		return fieldError(slotIdentifiers, "an object")
-	}
-	ev.Identifiers = unsafeString(p.b[f.start:f.end])
-	said, n := 0, 0
-	for i := p.ws(f.start + 1); p.at(i) != '}'; n++ {
-		kind, next := p.plain(i)
-		i = p.ws(p.ws(next) + 1)
-		if !validKind(kind) || n == MaxIdentifiers {
-			return &Error{Code: InvalidIdentifier, Pointer: "/identifiers", Detail: fmt.Sprintf(
-				"At most %d identifiers; a kind is 1 to %d lower-case ASCII letters, digits and underscores, beginning with a letter.", MaxIdentifiers, MaxIdentifierKind)}
-		}
-		switch p.at(i) {
-		case 'n':
-			next = i + len("null")
-		case '"':
-			var value []byte
-			if value, next = p.plain(i); len(value) > MaxIdentifier {
-				return identifierError(kind, fmt.Sprintf("An identifier has at most %d bytes.", MaxIdentifier))
-			} else if len(value) > 0 {
-				said++
-			}
-		default:
-			return identifierError(kind, "An identifier is a string; send a number as its digits in quotes.")
-		}
-		if i = p.ws(next); p.at(i) == ',' {
-			i = p.ws(i + 1)
-		}
-	}
-	if said == 0 {
-		return &Error{Code: MissingIdentifier, Pointer: "/identifiers", Detail: "One of external_id, email, phone, anonymous_id or a kind of your own."}
-	}
-	return nil
-}
-
-// plain reads the string at i, which the scan has walked already.
-func (p *Parser) plain(i int) (text []byte, next int) {
-	next = closingQuote(p.b, i) + 1
-	raw := p.b[i+1 : next-1]
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return raw, next
-	}
-	from := len(p.arena)
-	p.arena = unescape(p.arena, raw)
-	return p.arena[from:], next
-}
-
-func identifierError(kind []byte, detail string) *Error {
-	return &Error{Code: InvalidIdentifier, Pointer: "/identifiers/" + string(kind), Detail: detail}
-}
-
-func validKind(b []byte) bool {
-	if len(b) == 0 || len(b) > MaxIdentifierKind || b[0] < 'a' || b[0] > 'z' {
-		return false
-	}
-	for _, c := range b {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
-			return false
-		}
-	}
-	return true
 }

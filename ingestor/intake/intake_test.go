@@ -138,6 +138,9 @@ var refusals = []struct{ name, body, code, pointer string }{
 	{"DeepArrays", properties(`{"x":` + nested(32, "[", "]") + "}"), "too_deep", "/properties/x" + strings.Repeat("/0", 31)},
 	{"Deep10001", properties(`{"x":` + nested(10_001, "[", "]") + "}"), "too_deep", "/properties/x" + strings.Repeat("/0", 31)},
 	{"DeepBrackets", properties(`{"x":` + strings.Repeat("[", 500_000)), "invalid_json", ""},
+	{"DeepAndBroken", properties(`{"x":` + strings.Repeat("[", 40) + "A" + strings.Repeat("]", 40) + "}"), "invalid_json", ""},
+	{"DeepAndMismatched", properties(`{"x":` + strings.Repeat("[", 40) + strings.Repeat("}", 40) + "}"), "invalid_json", ""},
+	{"DeepObjects", properties(`{"x":` + nested(100, `{"a":[{},[],`, "]}") + "}"), "too_deep", "/properties/x" + strings.Repeat("/a/2", 15) + "/a"},
 	{"1e400", properties(`{"n":1e400}`), "number_out_of_range", "/properties/n"}, // row 15
 	{"-1e400", properties(`{"n":-1E+400}`), "number_out_of_range", "/properties/n"},
 	{"2e308", properties(`{"n":2e308}`), "number_out_of_range", "/properties/n"},

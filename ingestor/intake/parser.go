@@ -43,7 +43,7 @@ func (p *Parser) One(kind string, body []byte, c *Caller) (*schemas.Event, *Erro
 		return nil, err
 	}
 	ev := &p.events[0]
-	if err := p.check(kind, &p.env, c, ev, &p.hashes[0], ""); err != nil {
+	if err := p.check(kind, &p.env, c, ev, &p.hashes[0], alone); err != nil {
 		return nil, err
 	}
 	return ev, nil

@@ -28,6 +28,7 @@ type scanner struct {
 	arena   []byte   // decoded forms of strings with escapes
 	members int      // of the event
 	grown   int      // bytes of the event's numbers when written without exponents
+	levels  levels   // of a value that is too deep
 	space   bool     // white space between tokens was seen since it was last cleared
 }
 
@@ -114,7 +115,7 @@ func (s *scanner) literal(i int, want string) int {
 func (s *scanner) object(i, depth int) int {
 	if depth > MaxDepth {
 		s.note(TooDeep, i)
-		return s.skip(i)
+		return s.deep(i)
 	}
 	base := len(s.keys)
 	if i = s.ws(i + 1); s.at(i) == '}' {
@@ -144,7 +145,7 @@ func (s *scanner) object(i, depth int) int {
 func (s *scanner) array(i, depth int) int {
 	if depth > MaxDepth {
 		s.note(TooDeep, i)
-		return s.skip(i)
+		return s.deep(i)
 	}
 	if i = s.ws(i + 1); s.at(i) == ']' {
 		return i + 1
@@ -231,26 +232,6 @@ func (s *scanner) unique(base int) {
 			}
 		}
 	}
-}
-
-// skip walks to the end of a value that is refused for its depth, without
-// recursion and without looking inside (bad inputs row 13).
-func (s *scanner) skip(i int) int {
-	for depth := 0; i < len(s.b); i++ {
-		switch s.b[i] {
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		case '"':
-			if i = closingQuote(s.b, i); i < 0 {
-				return s.broken(len(s.b))
-			}
-		}
-	}
-	return s.broken(len(s.b))
 }
 
 // closingQuote finds the quote that ends the string at i, or -1.
