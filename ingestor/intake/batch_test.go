@@ -86,6 +86,15 @@ func TestBatch(t *testing.T) {
 		require.Nil(t, err)
 		require.Equal(t, []string{Track, Identify}, []string{got[0].Event.Kind, got[1].Event.Kind})
 	})
+	t.Run("CountsForEachEventAlone", func(t *testing.T) {
+		t.Parallel()
+		growing := item(1, "properties", `{"n":[`+strings.Repeat("1e300,", 90)+strings.Repeat("1,", 4_000)+`1]}`)
+		got, err := NewParser().Batch([]byte(batchOf(growing, growing, growing)), caller())
+		require.Nil(t, err)
+		for _, it := range got {
+			require.Nil(t, it.Err)
+		}
+	})
 	t.Run("IsHistoricalAsAWholeOrNotAtAll", func(t *testing.T) {
 		t.Parallel()
 		old := item(1, "historical", "true")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/schemas"
@@ -98,6 +99,7 @@ var refusals = []struct{ name, body, code, pointer string }{
 	{"Literal", properties(`{"n":nul}`), "invalid_json", ""},
 	{"LongLiteral", properties(`{"n":nulll}`), "invalid_json", ""},
 	{"NewlineInString", properties("{\"s\":\"a\nb\"}"), "invalid_json", ""},
+	{"UnitSeparator", properties("{\"s\":\"a\x1fb\"}"), "invalid_json", ""},
 	{"UnknownEscape", properties(`{"s":"\x41"}`), "invalid_json", ""},
 	{"CapitalU", properties(`{"s":"\U0001f64f"}`), "invalid_json", ""},    // field report 2
 	{"ShortEscape", properties(`{"s":"\uD83D\u00"}`), "invalid_json", ""}, // field report 2
@@ -149,6 +151,7 @@ var refusals = []struct{ name, body, code, pointer string }{
 	{"ManyThatGrow", properties(`{"n":[` + strings.Repeat("1e300,", 1_000) + `1]}`), "number_out_of_range", "/properties/n/108"},
 	{"1e-131071", properties(`{"n":1e-131071}`), "number_out_of_range", "/properties/n"},
 	{"ZeroWithExponent", properties(`{"n":0e999999999999999999999}`), "number_out_of_range", "/properties/n"},
+	{"ZeroWithExponent401", properties(`{"n":0e401}`), "number_out_of_range", "/properties/n"},
 	{"65Digits", properties(`{"n":1` + strings.Repeat("0", 64) + `}`), "number_out_of_range", "/properties/n"},
 	{"LongFraction", properties(`{"n":0.` + strings.Repeat("0", 400) + `1}`), "number_out_of_range", "/properties/n"},
 	{"LongZero", properties(`{"n":0.` + strings.Repeat("0", 64) + `}`), "number_out_of_range", "/properties/n"},
@@ -211,6 +214,7 @@ var refusals = []struct{ name, body, code, pointer string }{
 	{"ObjectIdentifier", track("identifiers", `{"external_id":{"a":"b"}}`), "invalid_identifier", "/identifiers/external_id"},
 	{"LongIdentifier", track("identifiers", `{"external_id":"`+strings.Repeat("a", 513)+`"}`), "invalid_identifier", "/identifiers/external_id"},
 	{"OtherCaseIdentifier", track("identifiers", `{"Email":"a@example.com"}`), "invalid_identifier", "/identifiers"},
+	{"Identifiers33", track("identifiers", strings.ReplaceAll(manyKeys(33), ":1", `:"a"`)), "invalid_identifier", "/identifiers"},
 	{"EmptyKind", track("identifiers", `{"":"a"}`), "invalid_identifier", "/identifiers"},
 	{"EmptyKey", track("idempotency_key", `""`), "invalid_idempotency_key", "/idempotency_key"},
 	{"Key256", track("idempotency_key", `"`+strings.Repeat("a", 256)+`"`), "invalid_idempotency_key", "/idempotency_key"},
@@ -310,6 +314,7 @@ func TestAccepted(t *testing.T) {
 	})
 	t.Run("CountsBytes", func(t *testing.T) { // field report 12
 		t.Parallel()
+		mustOne(t, Track, track("identifiers", strings.ReplaceAll(manyKeys(32), ":1", `:"a"`)), caller())
 		mustOne(t, Track, "  "+padded(MaxEventBytes)+"  ", caller())
 	})
 	t.Run("TakesTheEdges", func(t *testing.T) {
@@ -331,6 +336,12 @@ func TestAccepted(t *testing.T) {
 		second := mustOne(t, Track, track("occurred_at", `"2026-11-01T01:30:00-05:00"`), caller())
 		require.Equal(t, time.Hour, second.OccurredAt.Sub(first.OccurredAt))
 		require.Equal(t, []int32{-4 * 3600, -5 * 3600}, []int32{first.OccurredOffset, second.OccurredOffset})
+	})
+	t.Run("StampsReceivedAtToTheMicrosecond", func(t *testing.T) {
+		t.Parallel()
+		c := caller()
+		c.ReceivedAt = now.Add(1234 * time.Nanosecond)
+		require.Equal(t, now.Add(time.Microsecond), mustOne(t, Track, track(), c).ReceivedAt)
 	})
 	t.Run("TheSameKeyOfTwoTenantsIsTwoEvents", func(t *testing.T) { // field report 7
 		t.Parallel()
@@ -427,6 +438,31 @@ func TestWindow(t *testing.T) {
 		require.Equal(t, tc.want, earliest.Format(time.RFC3339))
 		require.True(t, latest.Equal(at.Add(15*time.Minute)))
 	}
+}
+
+// The library is the oracle, but for what it takes and we do not.
+func TestParseTimeAgreesWithTheLibrary(t *testing.T) {
+	t.Parallel()
+	check := func(t require.TestingT, text string) {
+		at, offset, ok := parseTime([]byte(text))
+		want, err := time.Parse(time.RFC3339, text)
+		require.Equal(t, err == nil, ok, text)
+		if ok {
+			_, wantOffset := want.Zone()
+			require.Equal(t, want.UTC().Truncate(time.Microsecond), at, text)
+			require.Equal(t, wantOffset, int(offset), text)
+		}
+	}
+	for year := 1; year < 10_000; year += 3 {
+		for _, day := range []string{"01-01", "02-28", "02-29", "03-01", "12-31"} {
+			check(t, fmt.Sprintf("%04d-%sT23:59:59Z", year, day))
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		check(t, fmt.Sprintf("%04d-%02d-%02dT%02d:%02d:%02d%s%s", rapid.IntRange(1, 9999).Draw(t, "year"), rapid.IntRange(0, 13).Draw(t, "month"),
+			rapid.IntRange(0, 32).Draw(t, "day"), rapid.IntRange(0, 25).Draw(t, "hour"), rapid.IntRange(0, 61).Draw(t, "minute"), rapid.IntRange(0, 61).Draw(t, "second"),
+			rapid.StringMatching(`(\.[0-9]{1,12})?`).Draw(t, "fraction"), rapid.StringMatching(`Z|[+-](0[0-9]|1[0-9]|2[0-3]):([0-5][0-9])`).Draw(t, "offset")))
+	})
 }
 
 func TestCodes(t *testing.T) {

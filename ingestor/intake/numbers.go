@@ -117,7 +117,7 @@ func exponentOf(b []byte) int {
 // sane says whether the number is taken, num being its text.
 func (d decimal) sane(num []byte) bool {
 	digits := d.whole + d.fraction
-	if d.exponent > maxPlaces || d.exponent < -maxPlaces || d.fraction-d.exponent > maxPlaces {
+	if d.exponent > maxPlaces || d.fraction-d.exponent > maxPlaces {
 		return false
 	}
 	if d.zeros == digits { // zero, however long it is written
