@@ -7,21 +7,21 @@ import (
 )
 
 // Status is what a provider's webhook says of a send, in our words; the set is
-// closed and is that of messaging.send_statuses without what we write ourselves.
+// closed. All but StatusSuppressed are codes of messaging.send_statuses.
 type Status string
 
 // The statuses.
 const (
 	StatusSent       Status = "sent"
-	StatusDelayed    Status = "delivery_delayed"
-	StatusSoftBounce Status = "soft_bounce" // may be delivered yet, suppresses nothing
+	StatusDelayed    Status = "delayed"
+	StatusSoftBounce Status = "soft_bounced" // may be delivered yet, suppresses nothing
 	StatusFailed     Status = "failed"
 	StatusDelivered  Status = "delivered"
 	StatusOpened     Status = "opened"
 	StatusClicked    Status = "clicked"
-	StatusHardBounce Status = "hard_bounce" // suppresses the address (FS-MSG-0003 §6)
-	StatusComplained Status = "complained"  // suppresses the address (FS-MSG-0003 §6)
-	StatusSuppressed Status = "suppressed"  // the provider's own list refused it: it never left
+	StatusHardBounce Status = "bounced"    // suppresses the address (FS-MSG-0003 §6)
+	StatusComplained Status = "complained" // suppresses the address (FS-MSG-0003 §6)
+	StatusSuppressed Status = "suppressed" // the provider's own list refused it, so it never left; no row of send_statuses: a failure, with this as its reason
 )
 
 // Statuses lists every status, for metrics that pre-initialise their labels.

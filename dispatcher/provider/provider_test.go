@@ -3,6 +3,8 @@ package provider_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +94,28 @@ func TestRedact(t *testing.T) {
 			require.NotContains(t, got, local+"@example.com")
 			require.NotContains(t, got, "\n")
 		})
+	})
+}
+
+func TestStatuses(t *testing.T) {
+	t.Parallel()
+
+	t.Run("AreCodesThatTheDatabaseKnows", func(t *testing.T) {
+		t.Parallel()
+		files, err := filepath.Glob(filepath.Join("..", "..", "migrations", "sql", "*.sql"))
+		require.NoError(t, err)
+		var sql strings.Builder
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			require.NoError(t, err)
+			sql.Write(text)
+		}
+		for _, s := range provider.Statuses() {
+			if s == provider.StatusSuppressed {
+				continue // the provider's word for a failure of ours
+			}
+			require.Regexp(t, `(?s)INSERT INTO messaging\.send_statuses [^;]*\('`+string(s)+`', `, sql.String())
+		}
 	})
 }
 

@@ -239,6 +239,16 @@ func TestStart(t *testing.T) {
 		require.NoDirExists(t, filepath.Dir(dir))
 	})
 
+	t.Run("RefusesToRunInsideItsOwnChild", func(t *testing.T) {
+		t.Parallel()
+		cmd := exec.Command(os.Args[0])
+		// A main that does not know its child would start stacks for ever.
+		cmd.Env = append(os.Environ(), programEnv+"="+t.TempDir(), "CARRIL_DEVSTACK_CHILD=unknown")
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), devstack.ErrNoChild.Error())
+	})
+
 	t.Run("NeedsAFolderUnlessEphemeral", func(t *testing.T) {
 		t.Parallel()
 		_, err := devstack.Start(t.Context(), devstack.Config{})

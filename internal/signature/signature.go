@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -138,7 +139,7 @@ type signedHeaders struct {
 
 func readHeaders(h http.Header) (signedHeaders, error) {
 	out, err := readFamily(h, HeaderID, HeaderTimestamp, HeaderSignature)
-	if err == ErrMissingHeader {
+	if errors.Is(err, ErrMissingHeader) {
 		out, err = readFamily(h, HeaderSvixID, HeaderSvixTimestamp, HeaderSvixSignature)
 	}
 	if err != nil {

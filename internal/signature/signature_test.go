@@ -4,10 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -64,8 +64,8 @@ func byHand(key []byte, message string) string {
 		}
 		inner[i], outer[i] = k^0x36, k^0x5c
 	}
-	in := sha256.Sum256(append(inner, message...))
-	out := sha256.Sum256(append(outer, in[:]...))
+	in := sha256.Sum256(slices.Concat(inner, []byte(message)))
+	out := sha256.Sum256(slices.Concat(outer, in[:]))
 	return "v1," + base64.StdEncoding.EncodeToString(out[:])
 }
 
@@ -343,7 +343,7 @@ func FuzzVerify(f *testing.F) {
 			return
 		}
 		var reason signature.Error
-		require.True(t, errors.As(err, &reason))
+		require.ErrorAs(t, err, &reason)
 		require.Contains(t, signature.Errors(), reason)
 		require.Empty(t, got)
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -52,13 +53,36 @@ func (b Broker) CreateTopicWith(name string, partitions int32, settings map[stri
 	}
 	topic := b.Prefix + name
 	err := b.admin(func(admin *kadm.Client) error {
-		_, err := admin.CreateTopic(b.t.Context(), partitions, -1, configs, topic)
-		return err
+		if _, err := admin.CreateTopic(b.t.Context(), partitions, -1, configs, topic); err != nil {
+			return err
+		}
+		return b.awaitTopic(admin, topic, int(partitions))
 	})
 	if err != nil {
 		b.t.Fatalf("create topic %s: %v", topic, err)
 	}
 	return topic
+}
+
+// awaitTopic waits until the brokers serve every partition: a real cluster
+// answers that it created a topic before its brokers know of it.
+func (b Broker) awaitTopic(admin *kadm.Client, topic string, partitions int) error {
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		listed, err := admin.ListEndOffsets(ctx, topic)
+		if err == nil {
+			err = listed.Error()
+		}
+		if err == nil && len(listed[topic]) == partitions {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the brokers to serve it: %w", errors.Join(ctx.Err(), err))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // Client returns a client of the cluster, closed when the test is over.

@@ -150,8 +150,8 @@ func (a *App) connect(ctx context.Context) error {
 	return nil
 }
 
-// NewCodec makes the codec over the settings' registry.
-func (s *Settings) NewCodec() (*schemas.Codec, error) {
+// registry is a client of the settings' schema registry.
+func (s *Settings) registry() (*sr.Client, error) {
 	opts := []sr.ClientOpt{sr.URLs(s.RegistryURL), sr.UserAgent("carril")}
 	if s.RegistryUser != "" {
 		opts = append(opts, sr.BasicAuth(s.RegistryUser, s.RegistryPassword))
@@ -162,6 +162,15 @@ func (s *Settings) NewCodec() (*schemas.Codec, error) {
 	cl, err := sr.NewClient(opts...)
 	if err != nil {
 		return nil, configError("registry-url", "cannot be used: %v", err)
+	}
+	return cl, nil
+}
+
+// NewCodec makes the codec over the settings' registry.
+func (s *Settings) NewCodec() (*schemas.Codec, error) {
+	cl, err := s.registry()
+	if err != nil {
+		return nil, err
 	}
 	return schemas.NewCodec(cl, s.KafkaPrefix)
 }
@@ -181,7 +190,7 @@ func (a *App) pool(ctx context.Context, name, url string, conns int32) (*pgxpool
 // a database that was never migrated. What is merely away is waited for.
 func (a *App) verify(ctx context.Context) error {
 	specs := a.kafka.Specs(a.set.Channels, false)
-	if err := a.patiently(ctx, "Kafka", func(ctx context.Context) error { return a.adm.Client().Ping(ctx) }); err != nil {
+	if err := a.patiently(ctx, "Kafka", func(ctx context.Context) error { return a.producer.Ping(ctx) }); err != nil {
 		return err
 	}
 	if err := kafka.VerifyTopics(ctx, a.adm, specs); err != nil {

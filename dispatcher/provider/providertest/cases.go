@@ -173,7 +173,7 @@ func testWaits(t *testing.T, b *bench) {
 		b.run(t, "Named_"+value, Throttled, func(s *subject) {
 			s.Backend.Enact(Behaviour{Kind: Throttled, RetryAfter: &value})
 			res, err := s.send(s.freeze(s.size()))
-			perr := s.fails(res, err, provider.ClassThrottled)
+			perr := s.failure(res, err, provider.ClassThrottled)
 			require.Equal(s.t, want, perr.RetryAfter)
 			require.False(s.t, perr.Quota)
 			s.physical(1)
@@ -185,7 +185,7 @@ func testWaits(t *testing.T, b *bench) {
 	b.run(t, "Unnamed", Throttled, func(s *subject) {
 		s.Backend.Enact(Behaviour{Kind: Throttled})
 		res, err := s.send(s.freeze(s.size()))
-		require.Zero(s.t, s.fails(res, err, provider.ClassThrottled).RetryAfter)
+		require.Zero(s.t, s.failure(res, err, provider.ClassThrottled).RetryAfter)
 		s.physical(1)
 	})
 
@@ -193,7 +193,7 @@ func testWaits(t *testing.T, b *bench) {
 		b.run(t, string(kind), kind, func(s *subject) {
 			s.Backend.Enact(Behaviour{Kind: kind})
 			res, err := s.send(s.freeze(s.size()))
-			require.True(s.t, s.fails(res, err, provider.ClassThrottled).Quota)
+			require.True(s.t, s.failure(res, err, provider.ClassThrottled).Quota)
 			s.physical(1)
 			s.once(0)
 		})
@@ -207,7 +207,7 @@ func testUnclear(t *testing.T, b *bench) {
 		b.run(t, fmt.Sprint("ServerError_", status), ServerError, func(s *subject) {
 			s.Backend.Enact(Behaviour{Kind: ServerError, Status: status})
 			res, err := s.send(s.freeze(s.size()))
-			require.Equal(s.t, status, s.fails(res, err, provider.ClassUncertain).Status)
+			require.Equal(s.t, status, s.failure(res, err, provider.ClassUncertain).Status)
 			s.physical(1)
 			s.recovers()
 		})
@@ -343,7 +343,7 @@ func testContext(t *testing.T, b *bench) {
 			s.Backend.Enact(Behaviour{Kind: kind, Reached: func() { close(over) }})
 			r := s.freeze(s.size())
 			res, err := s.Provider.Send(deadlineOn{context.Background(), over}, r)
-			perr := s.fails(res, err, provider.ClassUncertain)
+			perr := s.failure(res, err, provider.ClassUncertain)
 			require.Equal(s.t, "timeout", perr.Code)
 			require.ErrorIs(s.t, err, context.DeadlineExceeded)
 			s.physical(1)
@@ -355,8 +355,8 @@ func testContext(t *testing.T, b *bench) {
 // deadlineOn is a context whose deadline passes when a signal comes, so that a
 // case need not guess how long a request takes to arrive.
 type deadlineOn struct {
-	context.Context
-	over <-chan struct{}
+	context.Context //nolint:containedctx // it is a context itself
+	over            <-chan struct{}
 }
 
 func (d deadlineOn) Done() <-chan struct{} { return d.over }

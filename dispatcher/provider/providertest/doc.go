@@ -49,8 +49,8 @@ type Behaviour struct {
 	RetryAfter *string
 	// Status is what ServerError and AcceptThenError answer; 0 is 500.
 	Status int
-	// Reached, if any, is called once the behaviour has begun: for a hang, when
-	// the messages are taken and nothing more will come.
+	// Reached, if any, is called by AcceptThenHang once nothing more will come, and
+	// by SlowDrip once its first byte is out.
 	Reached func()
 }
 

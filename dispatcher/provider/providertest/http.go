@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
 )
 
 // Dialect is an HTTP API's way of saying things.
@@ -62,18 +63,22 @@ func NewHTTPBackend(t testing.TB, d Dialect) *HTTPBackend {
 	return b
 }
 
-// UnusedAddress gives a loopback address where nothing listens.
+// UnusedAddress gives a loopback address that refuses connections until the test
+// ends. It is the near end of a connection: unlike a port that was freed again,
+// no other test can be given it meanwhile.
 func UnusedAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("find a free port: %v", err)
-	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatalf("free the port again: %v", err)
-	}
-	return addr
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var d net.Dialer
+	near, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = near.Close()
+		_ = l.Close()
+	})
+	return near.LocalAddr().String()
 }
 
 // Supports asks the dialect for refusals; the rest is the same in every HTTP API.

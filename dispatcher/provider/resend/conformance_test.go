@@ -97,7 +97,7 @@ func (dialect) Success(r *http.Request, ids []string) []byte {
 }
 
 func (dialect) Failure(kind providertest.Kind, status int) (int, []byte, bool) {
-	name := ""
+	var name string
 	switch kind {
 	case providertest.Permanent:
 		status, name = 409, "invalid_idempotent_request"

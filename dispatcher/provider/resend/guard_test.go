@@ -56,7 +56,7 @@ func TestGuard(t *testing.T) {
 
 	t.Run("PassesTheSendingEndpoints", func(t *testing.T) {
 		for _, path := range []string{"/emails", "/emails/batch"} {
-			req, err := http.NewRequestWithContext(t.Context(), "POST", base+path, strings.NewReader("{}"))
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, strings.NewReader("{}"))
 			require.NoError(t, err)
 			_, err = guard.RoundTrip(req)
 			require.NoError(t, err, path)
@@ -65,7 +65,7 @@ func TestGuard(t *testing.T) {
 	})
 
 	t.Run("RefusesAnotherHostHeader", func(t *testing.T) {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/emails", strings.NewReader("{}"))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/emails", strings.NewReader("{}"))
 		require.NoError(t, err)
 		req.Host = "other.example.com"
 		_, err = guard.RoundTrip(req)

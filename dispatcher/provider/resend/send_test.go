@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -380,6 +381,39 @@ func TestSend(t *testing.T) {
 		_, err = a.Send(context.Background(), provider.Request{Frozen: f, IdempotencyKey: "k"})
 		require.Equal(t, provider.ClassConfiguration, provider.ClassOf(err))
 		require.Equal(t, 1, hits)
+	})
+
+	t.Run("IsOneAttemptOverHTTP2Too", func(t *testing.T) {
+		t.Parallel()
+		var seen atomic.Int32
+		var server *httptest.Server
+		server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			switch seen.Add(1) {
+			case 1:
+				_, _ = io.WriteString(w, `{"id":"`+r.Proto+`"}`)
+			case 2:
+				panic(http.ErrAbortHandler) // the stream is reset
+			default:
+				server.CloseClientConnections()
+			}
+		}))
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		defer server.Close()
+		a, err := resend.New(resend.Config{APIKey: resend.NewKey(testKey), BaseURL: server.URL}, resend.Deps{Transport: server.Client().Transport})
+		require.NoError(t, err)
+		f, err := a.Freeze([]provider.Message{message()}, false)
+		require.NoError(t, err)
+		r := provider.Request{Frozen: f, IdempotencyKey: "k"}
+		res, err := a.Send(context.Background(), r)
+		require.NoError(t, err)
+		require.Equal(t, "HTTP/2.0", res.Items[0].ProviderMessageID)
+		for i := range 2 {
+			_, err = a.Send(context.Background(), r)
+			require.Equal(t, provider.ClassUncertain, provider.ClassOf(err))
+			require.EqualValues(t, i+2, seen.Load())
+		}
 	})
 
 	t.Run("UsesAnotherKeyOnceItIsSet", func(t *testing.T) {

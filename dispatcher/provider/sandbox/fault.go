@@ -75,8 +75,8 @@ type Fault struct {
 	Items []int `json:"items,omitempty"`
 	// DelayMS is between two bytes of slow_drip, in milliseconds; 0 is 1000.
 	DelayMS int `json:"delay_ms,omitempty"`
-	// Reached, if any, is called when the fault has begun: for a hang, when
-	// nothing more will come.
+	// Reached, if any, is called by the hangs once nothing more will come, and by
+	// slow_drip once its first byte is out.
 	Reached func() `json:"-"`
 }
 

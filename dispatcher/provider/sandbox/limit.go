@@ -90,7 +90,10 @@ func (q *quota) roll(now time.Time) {
 }
 
 func (q *quota) full(now time.Time, n int) *apiError {
-	name, until := "", time.Time{}
+	var (
+		name  string
+		until time.Time
+	)
 	switch {
 	case q.monthly > 0 && q.monthUse+n > q.monthly:
 		name, until = nameMonthly, q.month.AddDate(0, 1, 0)

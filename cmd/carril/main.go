@@ -1,0 +1,119 @@
+// Carril is a multi-tenant, Kafka-based stream processor in one binary: each
+// role runs alone in any number of replicas, or all together. This package
+// parses flags; cmd/carril/app does the wiring.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/internal/devstack"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+	exitNoGo   = 3 // readiness
+)
+
+type cli struct {
+	Settings app.Settings `embed:""`
+	Config   configFile   `name:"config" help:"Settings file; ${config_default} when it is there." placeholder:"FILE"`
+
+	Dev      devCmd      `cmd:"" help:"Run everything in one process on embedded parts, with a demo tenant: start here."`
+	All      allCmd      `cmd:"" help:"Run all roles in one process."`
+	Ingest   ingestCmd   `cmd:"" help:"Run the HTTP front door."`
+	Process  processCmd  `cmd:"" help:"Run the stream stages: identity and append, rules, channels, statuses."`
+	Dispatch dispatchCmd `cmd:"" help:"Run rail workers."`
+	Webhooks webhooksCmd `cmd:"" help:"Run outbound webhook delivery."`
+	Maintain maintainCmd `cmd:"" help:"Run maintenance jobs; of N replicas one is active."`
+
+	Migrate migrateCmd `cmd:"" help:"Bring the database and the topics to this version."`
+	Tenant  tenantCmd  `cmd:"" help:"Make and list tenants."`
+	Key     keyCmd     `cmd:"" help:"Make and revoke API keys."`
+	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
+	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
+
+	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
+	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`
+	Conf      configCmd    `cmd:"" name:"config" help:"Print the effective settings, secrets masked."`
+	Version   versionCmd   `cmd:"" help:"Print the version."`
+}
+
+func main() {
+	devstack.RunChildIfAsked()
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main without its process: the exit code of one command.
+func run(args []string, stdout, stderr io.Writer) int {
+	var c cli
+	exited := -1
+	parser, err := kong.New(&c, kong.Name("carril"),
+		kong.Description("Carril takes in events over REST, keeps them in Kafka and PostgreSQL, and sends the messages that they cause on two rails per channel."+
+			"\n\nSettings come from flags, then CARRIL_* variables, then carril.yaml. Data goes to standard output, progress and logs to standard error."+
+			"\n\nExit codes: 0 done, 1 failed, 2 usage or configuration, 3 NO-GO."),
+		kong.Vars{"enum_sasl": ",PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "config_default": defaultConfigFile},
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "kafka", Title: "Kafka"}, {Key: "stores", Title: "Stores"}, {Key: "messaging", Title: "Messaging"},
+			{Key: "listen", Title: "Listeners"}, {Key: "process", Title: "Process"}}),
+		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.WithBeforeResolve(func(k *kong.Kong, ctx *kong.Context) error { return loadConfig(ctx) }))
+	if err != nil {
+		fmt.Fprintln(stderr, "carril:", err)
+		return exitUsage
+	}
+	ctx, err := parser.Parse(args)
+	if exited >= 0 { // --help
+		return exited
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "carril:", err)
+		return exitUsage
+	}
+	if err := c.Settings.ReadSecretFiles(os.Getenv); err == nil {
+		err = c.Settings.Validate()
+		if err != nil {
+			fmt.Fprintln(stderr, "carril:", err)
+			return exitUsage
+		}
+	} else {
+		fmt.Fprintln(stderr, "carril:", err)
+		return exitUsage
+	}
+	env := &environment{set: c.Settings, out: stdout, err: stderr, log: newLogger(stderr, c.Settings.LogLevel)}
+	return exitCode(ctx.Run(env), stderr)
+}
+
+func exitCode(err error, stderr io.Writer) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, app.ErrConfig):
+		fmt.Fprintln(stderr, "carril:", err)
+		return exitUsage
+	}
+	fmt.Fprintln(stderr, "carril:", err)
+	return exitFailed
+}
+
+// environment is what a command works in.
+type environment struct {
+	set app.Settings
+	out io.Writer // data
+	err io.Writer // progress, logs
+	log *slog.Logger
+}
+
+func newLogger(w io.Writer, level string) *slog.Logger {
+	var l slog.Level
+	_ = l.UnmarshalText([]byte(level)) // the flag's enum lets nothing else in
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l}))
+}

@@ -1,0 +1,382 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kadm"
+
+	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/ingestor/manage"
+	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/migrations"
+)
+
+// database opens a small pool for a command.
+func (e *environment) database(ctx context.Context) (*pgxpool.Pool, error) {
+	if e.set.PostgresURL == "" {
+		return nil, fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set (beside `carril dev`, `source .carril/env`)", app.ErrConfig)
+	}
+	return pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 2})
+}
+
+type migrateCmd struct {
+	All    migrateAllCmd    `cmd:"" default:"1" help:"Migrate the database, then the topics."`
+	DB     migrateDBCmd     `cmd:"" name:"db" help:"Migrate the database and make its partitions."`
+	Topics migrateTopicsCmd `cmd:"" help:"Create the topics and register their schemas."`
+}
+
+type migrateAllCmd struct{}
+type migrateDBCmd struct{}
+
+type migrateTopicsCmd struct {
+	Print    bool `help:"Print the topics as they would be created; change nothing."`
+	Verify   bool `help:"Check the topics; change nothing. Exit 1 when one is not as it must be."`
+	Embedded bool `help:"Use the small partition counts of the embedded broker."`
+}
+
+func (migrateAllCmd) Run(e *environment) error {
+	if err := (migrateDBCmd{}).Run(e); err != nil {
+		return err
+	}
+	return migrateTopicsCmd{}.Run(e)
+}
+
+func (migrateDBCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	url := e.set.PostgresDirectURL
+	if url == "" {
+		url = e.set.PostgresURL
+	}
+	if url == "" {
+		return fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set", app.ErrConfig)
+	}
+	if err := migrations.Up(ctx, url); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.err, "database is at this version")
+	return nil
+}
+
+func (c migrateTopicsCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	kc, err := e.set.KafkaConfig()
+	if err != nil {
+		return err
+	}
+	specs := kc.Specs(e.set.Channels, c.Embedded)
+	if c.Print {
+		return e.printTopics(specs)
+	}
+	cl, err := kc.NewProducer()
+	if err != nil {
+		return fmt.Errorf("%w: %w", app.ErrConfig, err)
+	}
+	defer cl.Close()
+	adm := kadm.NewClient(cl)
+	if c.Verify {
+		return kafka.VerifyTopics(ctx, adm, specs)
+	}
+	if err := app.MigrateTopics(ctx, e.set, adm, specs); err != nil {
+		return err
+	}
+	fmt.Fprintf(e.err, "%d topics are there, their schemas registered\n", len(specs))
+	return nil
+}
+
+func (e *environment) printTopics(specs []kafka.Spec) error {
+	w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "TOPIC\tPARTITIONS\tREPLICAS\tSETTINGS")
+	for _, s := range specs {
+		var settings []string
+		for _, k := range []string{"cleanup.policy", "retention.ms", "min.insync.replicas", "message.timestamp.type", "unclean.leader.election.enable"} {
+			if v, ok := s.Configs[k]; ok {
+				settings = append(settings, k+"="+v)
+			}
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", s.Name, s.Partitions, s.Replicas, strings.Join(settings, " "))
+	}
+	return w.Flush()
+}
+
+type tenantCmd struct {
+	Create tenantCreateCmd `cmd:"" help:"Make a tenant."`
+	List   tenantListCmd   `cmd:"" help:"List tenants."`
+}
+
+type tenantCreateCmd struct {
+	Slug string `arg:"" help:"Short name: lower-case letters, digits and -."`
+	Name string `help:"Name for people; the slug when empty."`
+	Plan string `default:"starter" help:"starter, growth or scale."`
+	Cell string `default:"cell-1" help:"The shard that the tenant lives in."`
+}
+
+func (c tenantCreateCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if c.Name == "" {
+		c.Name = c.Slug
+	}
+	id, err := app.CreateTenant(ctx, pool, c.Slug, c.Name, c.Plan, c.Cell)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(e.out, id)
+	return nil
+}
+
+type tenantListCmd struct{}
+
+func (tenantListCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	rows, err := pool.Query(ctx, `SELECT tenant_id::text, slug, plan_id, cell_id, created_at FROM core.tenants ORDER BY slug`)
+	if err != nil {
+		return fmt.Errorf("list tenants: %w", err)
+	}
+	w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "TENANT\tSLUG\tPLAN\tCELL\tCREATED")
+	var id, slug, plan, cell string
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id, &slug, &plan, &cell, &at}, func() error {
+		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", id, slug, plan, cell, at.UTC().Format(time.RFC3339))
+		return err
+	})
+	return errors.Join(err, w.Flush())
+}
+
+type keyCmd struct {
+	Create keyCreateCmd `cmd:"" help:"Make a key; it is printed once."`
+	Revoke keyRevokeCmd `cmd:"" help:"End a key for good, on every replica within 2 s."`
+}
+
+type keyCreateCmd struct {
+	Tenant  string        `required:"" help:"Slug or id of the tenant; - for an operator's key."`
+	Scopes  []string      `default:"core.events.write" help:"What the key may do, separated by commas."`
+	Name    string        `help:"Name for people."`
+	Env     string        `default:"live" help:"Stands in the key: live, test, dev."`
+	Expires time.Duration `help:"Life of the key, e.g. 2160h; for ever when 0."`
+}
+
+func (c keyCreateCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	n := apikey.New{Env: c.Env, Scopes: c.Scopes, Name: c.Name}
+	if c.Tenant != "-" {
+		if n.TenantID, err = app.FindTenant(ctx, pool, c.Tenant); err != nil {
+			return err
+		}
+	}
+	if c.Expires > 0 {
+		n.ExpiresAt = time.Now().Add(c.Expires)
+	}
+	text, k, err := apikey.NewPostgres(pool).Create(ctx, n)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.err, "key %s made; it is shown once and cannot be read again\n", k.ID)
+	fmt.Fprintln(e.out, text)
+	return nil
+}
+
+type keyRevokeCmd struct {
+	Key string `arg:"" help:"The key's id, or the key itself."`
+}
+
+func (c keyRevokeCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	id := c.Key
+	if k, ok := apikey.Parse(c.Key); ok {
+		id = k.ID
+	}
+	if err := apikey.NewPostgres(pool).Revoke(ctx, id); err != nil {
+		return err
+	}
+	fmt.Fprintf(e.err, "key %s is revoked\n", id)
+	return nil
+}
+
+type traceCmd struct {
+	Event uuid.UUID `arg:"" help:"The event_id of a 202."`
+	JSON  bool      `name:"json" help:"Print one JSON object."`
+}
+
+func (c traceCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	t, err := manage.TraceEvent(ctx, pool, uuid.Nil, c.Event)
+	if errors.Is(err, manage.ErrNotFound) {
+		return fmt.Errorf("no event %s: it was never accepted, or is not appended yet", c.Event)
+	}
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return json.NewEncoder(e.out).Encode(t)
+	}
+	app.PrintTrace(e.out, t)
+	return nil
+}
+
+type dlqCmd struct {
+	List dlqListCmd `cmd:"" help:"List open dead letters, newest first."`
+	Show dlqShowCmd `cmd:"" help:"Show one, with its record decoded where it can be."`
+}
+
+type dlqListCmd struct {
+	Limit int    `default:"50" help:"At most so many."`
+	Stage string `help:"Of one stage only."`
+}
+
+func (c dlqListCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	rows, err := pool.Query(ctx, `SELECT dead_letter_id::text, created_at, stage, class, coalesce(topic, ''), coalesce(topic_partition, -1), coalesce(topic_offset, -1), reason
+FROM core.dead_letters WHERE status = 'open' AND ($1 = '' OR stage = $1) ORDER BY created_at DESC LIMIT $2`, c.Stage, c.Limit)
+	if err != nil {
+		return fmt.Errorf("list dead letters: %w", err)
+	}
+	w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tAT\tSTAGE\tCLASS\tRECORD\tREASON")
+	var id, stage, class, topic, reason string
+	var at time.Time
+	var partition, offset int64
+	_, err = pgx.ForEachRow(rows, []any{&id, &at, &stage, &class, &topic, &partition, &offset, &reason}, func() error {
+		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s/%d@%d\t%s\n", id, at.UTC().Format(time.RFC3339), stage, class, topic, partition, offset, reason)
+		return err
+	})
+	return errors.Join(err, w.Flush())
+}
+
+type dlqShowCmd struct {
+	ID uuid.UUID `arg:"" help:"The dead letter's id."`
+}
+
+func (c dlqShowCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var row []byte
+	var value []byte
+	err = pool.QueryRow(ctx, `SELECT to_jsonb(d) - 'record_value', record_value FROM core.dead_letters d WHERE dead_letter_id = $1`, c.ID).Scan(&row, &value)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("no dead letter %s", c.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("read a dead letter: %w", err)
+	}
+	out := map[string]any{"dead_letter": json.RawMessage(row), "bytes": len(value), "value_base64": value}
+	if codec, err := e.set.NewCodec(); err == nil && e.set.RegistryURL != "" {
+		if m, err := codec.Generic(ctx, value); err == nil {
+			out["record"] = m
+		}
+	}
+	enc := json.NewEncoder(e.out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(out)
+}
+
+type positionsCmd struct {
+	Show       positionsShowCmd   `cmd:"" help:"Show every position."`
+	AcceptLoss positionsAcceptCmd `cmd:"" name:"accept-loss" help:"Let a stopped partition go on at its log's start: the missed records are lost."`
+}
+
+type positionsShowCmd struct{}
+
+func (positionsShowCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	rows, err := pool.Query(ctx, `SELECT stage, topic, partition, next_offset, epoch, owner, coalesce(stopped, ''), missed FROM core.stream_positions ORDER BY 1, 2, 3`)
+	if err != nil {
+		return fmt.Errorf("read positions: %w", err)
+	}
+	w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "STAGE\tTOPIC\tPARTITION\tNEXT\tEPOCH\tOWNER\tSTOPPED\tMISSED")
+	var stage, topic, own, stopped string
+	var partition int32
+	var next, epoch, missed int64
+	_, err = pgx.ForEachRow(rows, []any{&stage, &topic, &partition, &next, &epoch, &own, &stopped, &missed}, func() error {
+		_, err := fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%d\n", stage, topic, partition, next, epoch, own, stopped, missed)
+		return err
+	})
+	return errors.Join(err, w.Flush())
+}
+
+type positionsAcceptCmd struct {
+	Stage     string `arg:"" help:"Stage of the stopped partition."`
+	Topic     string `arg:"" help:"Topic, without the deployment's prefix."`
+	Partition int32  `arg:"" help:"Partition."`
+	Confirm   bool   `name:"confirm-loss" required:"" help:"Say that the missed records may be lost."`
+}
+
+func (c positionsAcceptCmd) Run(e *environment) error {
+	ctx, stop := signals()
+	defer stop()
+	pool, err := e.database(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	tag, err := pool.Exec(ctx, `UPDATE core.stream_positions SET stopped = NULL, next_offset = next_offset + missed, updated_at = now()
+WHERE stage = $1 AND topic = $2 AND partition = $3 AND stopped IS NOT NULL`, c.Stage, c.Topic, c.Partition)
+	if err != nil {
+		return fmt.Errorf("accept the loss: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("partition %d of %s is not stopped in stage %s", c.Partition, c.Topic, c.Stage)
+	}
+	fmt.Fprintln(e.err, "the partition goes on at its log's start within seconds")
+	return nil
+}

@@ -1,0 +1,194 @@
+package apikey
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// DB is the part of a pgx pool that the keys need.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Postgres keeps keys in core.api_keys.
+type Postgres struct{ db DB }
+
+// NewPostgres makes a store over a pool.
+func NewPostgres(db DB) *Postgres { return &Postgres{db} }
+
+const lookupKey = `
+SELECT k.key_id, k.env, k.tenant_id, k.scopes, k.secret_hash, k.expires_at, k.revoked_at,
+       coalesce(t.slug, ''), coalesce(t.cell_id, ''), coalesce(t.plan_id, ''),
+       coalesce(p.retention_months, 0), coalesce(p.events_per_second, 0), coalesce(p.events_burst, 0),
+       coalesce(t.clock_policy = 'clamp', false), t.disabled_at IS NOT NULL
+FROM core.api_keys k
+LEFT JOIN core.tenants t USING (tenant_id)
+LEFT JOIN core.plans p USING (plan_id)
+WHERE k.key_id = $1`
+
+// Lookup reads a key with its tenant's settings.
+func (s *Postgres) Lookup(ctx context.Context, keyID string) (Record, error) {
+	var r Record
+	var tenant *uuid.UUID
+	var hash []byte
+	var expires, revoked *time.Time
+	err := s.db.QueryRow(ctx, lookupKey, keyID).Scan(&r.KeyID, &r.Env, &tenant, &r.Scopes, &hash, &expires, &revoked,
+		&r.Tenant.Slug, &r.Tenant.CellID, &r.Tenant.PlanID, &r.Tenant.RetentionMonths, &r.Tenant.EventsPerSecond, &r.Tenant.EventsBurst,
+		&r.Tenant.Clamp, &r.Tenant.Disabled)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Record{}, ErrNoKey
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("look up an api key: %w", err)
+	}
+	copy(r.Hash[:], hash)
+	if tenant != nil {
+		r.TenantID = *tenant
+	}
+	if expires != nil {
+		r.ExpiresAt = *expires
+	}
+	if revoked != nil {
+		r.RevokedAt = *revoked
+	}
+	return r, nil
+}
+
+// Rows that another replica is writing are left to it: two of them taking the
+// same keys in another order would end in a deadlock.
+const touchKeys = `
+UPDATE core.api_keys k SET last_used_at = greatest(k.last_used_at, u.at)
+FROM (SELECT unnest($1::text[]) AS key_id, unnest($2::timestamptz[]) AS at) u
+WHERE k.key_id = u.key_id AND k.key_id IN (
+    SELECT key_id FROM core.api_keys WHERE key_id = ANY($1) ORDER BY key_id FOR NO KEY UPDATE SKIP LOCKED)`
+
+// Touch notes when keys were last used.
+func (s *Postgres) Touch(ctx context.Context, used map[string]time.Time) error {
+	keys := slices.Sorted(maps.Keys(used))
+	at := make([]time.Time, len(keys))
+	for i, id := range keys {
+		at[i] = used[id]
+	}
+	if _, err := s.db.Exec(ctx, touchKeys, keys, at); err != nil {
+		return fmt.Errorf("note the last use of api keys: %w", err)
+	}
+	return nil
+}
+
+// New says what key to make.
+type New struct {
+	TenantID  uuid.UUID // uuid.Nil: an operator's
+	Env       string    // see Key
+	Scopes    []string  // at least one
+	Name      string    // for people
+	ExpiresAt time.Time // zero: never
+}
+
+// Create makes a key and returns its text, which nobody can read again.
+func (s *Postgres) Create(ctx context.Context, n New) (text string, k Key, err error) {
+	if len(n.Scopes) == 0 {
+		return "", Key{}, errors.New("create an api key: it needs at least one scope")
+	}
+	text, k, err = Generate(n.Env)
+	if err != nil {
+		return "", Key{}, err
+	}
+	_, err = s.db.Exec(ctx, `INSERT INTO core.api_keys (key_id, tenant_id, secret_hash, scopes, name, env, expires_at)
+VALUES ($1, nullif($2, '00000000-0000-0000-0000-000000000000'::uuid), $3, $4, $5, $6, $7)`,
+		k.ID, n.TenantID, k.Hash[:], n.Scopes, n.Name, n.Env, orNull(n.ExpiresAt))
+	if err != nil {
+		return "", Key{}, fmt.Errorf("create an api key: %w", err)
+	}
+	return text, k, nil
+}
+
+func orNull(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// Revoke ends a key for good; replicas that listen forget it at once. Revoking
+// one that is revoked changes nothing. The error is ErrNoKey for an unknown id.
+func (s *Postgres) Revoke(ctx context.Context, keyID string) error {
+	tag, err := s.db.Exec(ctx, `UPDATE core.api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE key_id = $1`, keyID)
+	if err != nil {
+		return fmt.Errorf("revoke api key %s: %w", keyID, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("revoke api key %s: %w", keyID, ErrNoKey)
+	}
+	return nil
+}
+
+// channel is what the trigger on core.api_keys notifies.
+const channel = "carril_keys"
+
+// Listener hears of changed keys over a connection of its own.
+type Listener struct {
+	URL string // straight to PostgreSQL, not through a transaction pooler
+	// Ping is how often a quiet connection is asked whether it is alive, and how
+	// long it may take to answer: one can end without a word. Default 10 s.
+	Ping time.Duration
+}
+
+// Listen implements Notifier.
+func (l Listener) Listen(ctx context.Context, listening func(), changed func(keyID string)) error {
+	fill(&l.Ping, 10*time.Second)
+	conn, err := l.connect(ctx)
+	if err != nil {
+		return fmt.Errorf("listen for changed api keys: %w", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}()
+	listening()
+	for {
+		if err := l.next(ctx, conn, changed); err != nil {
+			return fmt.Errorf("listen for changed api keys: %w", err)
+		}
+	}
+}
+
+func (l Listener) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.Ping)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, l.URL)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+		_ = conn.Close(ctx)
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (l Listener) next(ctx context.Context, conn *pgx.Conn, changed func(string)) error {
+	wait, cancel := context.WithTimeout(ctx, l.Ping)
+	defer cancel()
+	n, err := conn.WaitForNotification(wait)
+	if err == nil {
+		changed(n.Payload)
+		return nil
+	}
+	if ctx.Err() != nil || wait.Err() == nil {
+		return err
+	}
+	ping, cancel := context.WithTimeout(ctx, l.Ping)
+	defer cancel()
+	return conn.Ping(ping)
+}

@@ -1,0 +1,167 @@
+package apikey
+
+import (
+	"context"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/softcrum/carril/internal/testkit"
+)
+
+// database is a database with one tenant that clamps.
+func database(t *testing.T) (string, *pgxpool.Pool, *Postgres) {
+	t.Helper()
+	dsn := testkit.Postgres(t)
+	pool, err := pgxpool.New(t.Context(), dsn)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	_, err = pool.Exec(t.Context(), `INSERT INTO core.tenants (tenant_id, slug, name, cell_id, plan_id, clock_policy) VALUES ($1, 'acme', 'Acme', 'cell-7', 'growth', 'clamp')`, tenantID)
+	require.NoError(t, err)
+	return dsn, pool, NewPostgres(pool)
+}
+
+func verifier(t *testing.T, store Store, n Notifier) *Verifier {
+	t.Helper()
+	v, err := NewVerifier(Config{}, Deps{Store: store, Notifier: n, Log: testkit.Logger(t)})
+	require.NoError(t, err)
+	require.NoError(t, v.Start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, v.Stop(context.Background())) })
+	return v
+}
+
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	dsn, pool, store := database(t)
+	ctx := t.Context()
+
+	t.Run("GivesTheTenantsSettings", func(t *testing.T) {
+		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{ScopeEventsWrite, "core.events.read"}, Name: "till"})
+		require.NoError(t, err)
+		p, err := verifier(t, store, nil).Verify(ctx, text)
+		require.NoError(t, err)
+		require.Equal(t, &Principal{KeyID: k.ID, Env: "live", TenantID: tenantID, Scopes: []string{ScopeEventsWrite, "core.events.read"},
+			Tenant: Tenant{Slug: "acme", CellID: "cell-7", PlanID: "growth", RetentionMonths: 25, EventsPerSecond: 1000, EventsBurst: 2000, Clamp: true}}, p)
+	})
+	t.Run("GivesAnOperatorWithoutTenant", func(t *testing.T) {
+		text, _, err := store.Create(ctx, New{Env: "live", Scopes: []string{"admin"}, ExpiresAt: time.Now().Add(time.Hour)})
+		require.NoError(t, err)
+		p, err := verifier(t, store, nil).Verify(ctx, text)
+		require.NoError(t, err)
+		require.Zero(t, p.TenantID)
+	})
+	t.Run("KeepsNoSecret", func(t *testing.T) {
+		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		var found int
+		require.NoError(t, pool.QueryRow(ctx, `SELECT count(*) FROM core.api_keys k WHERE k::text LIKE '%' || $1 || '%'`, text[len(text)-secretLen-crcLen:len(text)-crcLen]).Scan(&found))
+		require.Zero(t, found)
+	})
+	t.Run("RefusesAKeyThatIsGoodForNothing", func(t *testing.T) {
+		_, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live"})
+		require.Error(t, err)
+	})
+	t.Run("RefusesTheDisabledTenant", func(t *testing.T) {
+		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		_, err = pool.Exec(ctx, `UPDATE core.tenants SET disabled_at = now()`)
+		require.NoError(t, err)
+		_, err = verifier(t, store, nil).Verify(ctx, text)
+		require.ErrorIs(t, err, ErrTenantDisabled)
+		_, err = pool.Exec(ctx, `UPDATE core.tenants SET disabled_at = NULL`)
+		require.NoError(t, err)
+	})
+	t.Run("RevokesForGoodAndOnce", func(t *testing.T) {
+		_, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		require.NoError(t, store.Revoke(ctx, k.ID))
+		first, err := store.Lookup(ctx, k.ID)
+		require.NoError(t, err)
+		require.False(t, first.RevokedAt.IsZero())
+		require.NoError(t, store.Revoke(ctx, k.ID))
+		again, err := store.Lookup(ctx, k.ID)
+		require.NoError(t, err)
+		require.Equal(t, first.RevokedAt, again.RevokedAt)
+		require.ErrorIs(t, store.Revoke(ctx, "nobody"), ErrNoKey)
+	})
+	t.Run("NotesTheLastUse", func(t *testing.T) {
+		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		v := verifier(t, store, nil)
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err)
+		require.NoError(t, v.Stop(ctx))
+		var at *time.Time
+		require.NoError(t, pool.QueryRow(ctx, `SELECT last_used_at FROM core.api_keys WHERE key_id = $1`, k.ID).Scan(&at))
+		require.WithinDuration(t, time.Now(), *at, time.Minute)
+		require.NoError(t, store.Touch(ctx, map[string]time.Time{k.ID: time.Unix(1, 0)}))
+		var later *time.Time
+		require.NoError(t, pool.QueryRow(ctx, `SELECT last_used_at FROM core.api_keys WHERE key_id = $1`, k.ID).Scan(&later))
+		require.Equal(t, at, later, "time does not run backwards")
+	})
+	t.Run("TellsListenersOfARevocation", func(t *testing.T) {
+		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		on := make(chan struct{}, 10)
+		v := verifier(t, store, tap{Listener{URL: dsn, Ping: 20 * time.Millisecond}, on})
+		<-on
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err)
+		requirePinged(t, pool) // and the connection survives it
+		require.NoError(t, store.Revoke(ctx, k.ID))
+		requireInvalidSoon(t, v, text)
+		require.Empty(t, on, "over the first connection")
+	})
+	t.Run("ListensAgainAfterTheConnectionWasLost", func(t *testing.T) {
+		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		u, err := url.Parse(dsn)
+		require.NoError(t, err)
+		proxy := testkit.NewProxy(t, u.Host)
+		u.Host = proxy.Addr()
+		on := make(chan struct{}, 10)
+		v := verifier(t, store, tap{Listener{URL: u.String(), Ping: 100 * time.Millisecond}, on})
+		<-on
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err)
+		proxy.Blackhole() // no reset, no word
+		require.NoError(t, store.Revoke(ctx, k.ID))
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err, "unheard, for now")
+		proxy.Reset()
+		proxy.Pass()
+		requireInvalidSoon(t, v, text)
+	})
+}
+
+// tap reports when a listener hears.
+type tap struct {
+	Listener
+	on chan struct{}
+}
+
+func (n tap) Listen(ctx context.Context, listening func(), changed func(string)) error {
+	return n.Listener.Listen(ctx, func() { listening(); n.on <- struct{}{} }, changed)
+}
+
+// requirePinged waits until a quiet listener has been asked whether it is alive.
+func requirePinged(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var n int
+		err := pool.QueryRow(context.Background(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = '-- ping'`).Scan(&n)
+		return err == nil && n > 0
+	}, 15*time.Second, 2*time.Millisecond)
+}
+
+// requireInvalidSoon waits much less than a cached key is fresh.
+func requireInvalidSoon(t *testing.T, v *Verifier, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, err := v.Verify(context.Background(), text)
+		return err == ErrInvalid
+	}, 15*time.Second, 2*time.Millisecond)
+}
