@@ -460,3 +460,43 @@ func (b *bench) drained() {
 		return ok
 	})
 }
+
+func (b *bench) recreate(topic string) {
+	b.t.Helper()
+	adm := kadm.NewClient(b.producer)
+	_, err := adm.DeleteTopics(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	b.eventually("the topic is gone and there again", func() bool {
+		_, err := kafka.CreateTopics(context.Background(), adm, b.kafka.Specs([]string{"email"}, true))
+		return err == nil && kafka.WaitForTopics(context.Background(), adm, b.kafka.Topic(topic)) == nil
+	})
+	b.producer.PurgeTopicsFromClient(b.kafka.Topic(topic))
+}
+
+func (b *bench) forgetGroup(r string) {
+	b.t.Helper()
+	group := b.kafka.Group(rail.Group("email", r))
+	b.eventually("the group is forgotten", func() bool {
+		res, err := kadm.NewClient(b.producer).DeleteGroups(context.Background(), group)
+		return err == nil && res[group].Err == nil
+	})
+}
+
+// settled waits until so many members share the transactional rail.
+func (b *bench) settled(members int) {
+	b.t.Helper()
+	group := b.kafka.Group(rail.Group("email", schemas.RailTransactional))
+	b.eventually("the members have shared the partitions", func() bool {
+		got, err := kadm.NewClient(b.producer).DescribeGroups(context.Background(), group)
+		if err != nil || got[group].State != "Stable" || len(got[group].Members) != members {
+			return false
+		}
+		for _, m := range got[group].Members {
+			c, ok := m.Assigned.AsConsumer()
+			if !ok || len(c.Topics) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+}

@@ -127,9 +127,11 @@ end
 if blocked > now then
   return refuse('blocked', blocked - now)
 end
-local free = available(debt, capacity, interval)
+-- Of a burst of two or more, marketing leaves one token for a code.
+local spare = (mode == 'marketing' and capacity >= 2) and 1 or 0
+local free = available(debt, capacity, interval) - spare
 if free < least then
-  return refuse('provider', due_in(debt, capacity, interval))
+  return refuse('provider', due_in(debt, capacity, interval) + spare * interval)
 end
 take = math.min(take, free)
 

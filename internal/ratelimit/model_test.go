@@ -82,10 +82,15 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 	step := 1e6 / (a.Provider.Rate * m.currentFactor())
 	debt := math.Min(float64(max(0, m.providerFull-m.now)), a.Provider.Capacity*step)
 	m.providerFull = min(m.providerFull, m.now+int64(math.RoundToEven(debt)))
-	free := int(math.Floor(a.Provider.Capacity - debt/step + 1e-9))
-	if free < least {
-		return refuse(ratelimit.Provider, debt+float64(least)*step-a.Provider.Capacity*step)
+	wanted, spare := least, 0
+	if a.Mode == ratelimit.Marketing && a.Provider.Capacity >= 2 {
+		wanted, spare = least+1, 1
 	}
+	free := int(math.Floor(a.Provider.Capacity - debt/step + 1e-9))
+	if free < wanted {
+		return refuse(ratelimit.Provider, debt+float64(wanted)*step-a.Provider.Capacity*step)
+	}
+	free -= spare
 	if a.Mode != ratelimit.Plain {
 		if wait, turn := m.otherTurn(a, step); turn {
 			return refuse(ratelimit.Waiter, wait)

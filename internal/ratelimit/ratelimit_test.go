@@ -234,6 +234,21 @@ func TestFairness(t *testing.T) {
 		}
 	})
 
+	t.Run("KeepsTheLastTokenOfABurstForACode", func(t *testing.T) {
+		t.Parallel()
+		v := newVirtual(t)
+		two := ratelimit.Bucket{Capacity: 2, Rate: 4}
+		m := ratelimit.Ask{Mode: ratelimit.Marketing, TenantID: "m", Asker: "1", Provider: two}
+		code := ratelimit.Ask{Mode: ratelimit.Transactional, TenantID: "b", Asker: "1", Provider: two}
+		require.Equal(t, 1, v.take(m).Granted)
+		require.Equal(t, ratelimit.Provider, v.take(m).Reason)
+		require.Equal(t, 1, v.take(code).Granted, "without any wait")
+		got := v.take(m)
+		require.Equal(t, 500*time.Millisecond, got.Wait)
+		v.to(v.now.Add(got.Wait))
+		require.Equal(t, 1, v.take(m).Granted)
+	})
+
 	t.Run("WaitsForADeadWaiterNoLongerThanItsMark", func(t *testing.T) {
 		t.Parallel()
 		v := newVirtual(t)
