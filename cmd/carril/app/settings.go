@@ -42,6 +42,7 @@ type Settings struct {
 	PostgresURL       string `name:"postgres-url" env:"CARRIL_POSTGRES_URL" help:"PostgreSQL 15 or later." group:"stores" secret:""`
 	PostgresDirectURL string `name:"postgres-direct-url" env:"CARRIL_POSTGRES_DIRECT_URL" help:"PostgreSQL without a transaction pooler, for LISTEN, leases and migrations; the same when empty." group:"stores" secret:""`
 	RedisURL          string `name:"redis-url" env:"CARRIL_REDIS_URL" help:"Redis 6.2 or later, for token buckets." group:"stores" secret:""`
+	RedisPrefix       string `name:"redis-prefix" env:"CARRIL_REDIS_PREFIX" help:"Put before every Redis key." group:"stores"`
 	StorageURL        string `name:"storage-url" env:"CARRIL_STORAGE_URL" help:"Where exports go: a folder (file:///…) or S3." group:"stores" secret:""`
 
 	Channels       []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails." group:"messaging"`
