@@ -1,0 +1,159 @@
+package rail
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/softcrum/carril/dispatcher/sends"
+)
+
+// item is a job in a worker's memory.
+type item struct {
+	ref      sends.Ref
+	entry    *entry
+	messages int       // in its next request, for the quotas
+	limit    int       // messages of one request; 0: all (a refused batch is halved)
+	arrived  time.Time // when it was received
+	ready    time.Time // not before: a short backoff
+	lane     int       // 0 before 1: transactional before product
+}
+
+// queue is one tenant's jobs, in order within each lane.
+type queue struct {
+	tenant uuid.UUID
+	lanes  [2][]*item
+	askAt  time.Time // the buckets said: not before
+	inRing bool
+}
+
+func (q *queue) head(now time.Time) (*item, time.Time) {
+	var soonest time.Time
+	for _, lane := range q.lanes {
+		for _, it := range lane {
+			if !it.ready.After(now) {
+				return it, time.Time{}
+			}
+			if soonest.IsZero() || it.ready.Before(soonest) {
+				soonest = it.ready
+			}
+		}
+	}
+	return nil, soonest
+}
+
+func (q *queue) len() int { return len(q.lanes[0]) + len(q.lanes[1]) }
+
+func (q *queue) remove(it *item) bool {
+	for i, have := range q.lanes[it.lane] {
+		if have == it {
+			q.lanes[it.lane] = append(q.lanes[it.lane][:i:i], q.lanes[it.lane][i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// ring goes around the tenants that have work. Every job costs one token, and a
+// token is what is shared, so a round of one job a tenant is deficit round
+// robin. A tenant that may not ask yet is stepped over. It is guarded by its
+// worker's mutex.
+type ring struct {
+	tenants map[uuid.UUID]*queue
+	order   []*queue
+	at      int // index of whose turn it is
+	size    int
+}
+
+func newRing() *ring { return &ring{tenants: map[uuid.UUID]*queue{}} }
+
+// push queues a job at its lane's end, or at its front where it was before.
+func (r *ring) push(it *item, front bool) {
+	q := r.tenants[it.ref.TenantID]
+	if q == nil {
+		q = &queue{tenant: it.ref.TenantID}
+		r.tenants[q.tenant] = q
+	}
+	if front {
+		q.lanes[it.lane] = append([]*item{it}, q.lanes[it.lane]...)
+	} else {
+		q.lanes[it.lane] = append(q.lanes[it.lane], it)
+	}
+	if !q.inRing {
+		q.inRing = true
+		r.order = append(r.order, q)
+	}
+	r.size++
+}
+
+// next gives the job whose turn it is and moves the turn on; the job stays
+// queued. Without one, it gives when there may be one; zero: when something is
+// pushed.
+func (r *ring) next(now time.Time) (it *item, q *queue, when time.Time) {
+	for range len(r.order) {
+		if r.at >= len(r.order) {
+			r.at = 0
+		}
+		q := r.order[r.at]
+		if q.len() == 0 {
+			r.drop(r.at)
+			continue
+		}
+		r.at++
+		if q.askAt.After(now) {
+			when = sooner(when, q.askAt)
+			continue
+		}
+		it, soonest := q.head(now)
+		if it != nil {
+			return it, q, time.Time{}
+		}
+		when = sooner(when, soonest)
+	}
+	return nil, nil, when
+}
+
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// drop takes a tenant without work out of the ring. What the buckets told it is
+// forgotten with it: they will tell it again.
+func (r *ring) drop(i int) {
+	q := r.order[i]
+	q.inRing = false
+	delete(r.tenants, q.tenant)
+	r.order = append(r.order[:i], r.order[i+1:]...)
+}
+
+// take removes a job from its queue; false where it is there no more.
+func (r *ring) take(it *item) bool {
+	q := r.tenants[it.ref.TenantID]
+	if q == nil || !q.remove(it) {
+		return false
+	}
+	r.size--
+	return true
+}
+
+// takeIf removes every job that f names.
+func (r *ring) takeIf(f func(*item) bool) (taken []*item) {
+	for _, q := range r.order {
+		for l, lane := range q.lanes {
+			kept := lane[:0:0]
+			for _, it := range lane {
+				if f(it) {
+					taken = append(taken, it)
+				} else {
+					kept = append(kept, it)
+				}
+			}
+			q.lanes[l] = kept
+		}
+	}
+	r.size -= len(taken)
+	return taken
+}

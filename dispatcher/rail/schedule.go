@@ -1,0 +1,186 @@
+package rail
+
+import (
+	"context"
+	"time"
+
+	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/schemas"
+)
+
+// schedule hands jobs out, one token each, for as long as ctx lives. It is the
+// only asker of this process and rail, so a tenant has one ask at a time.
+func (w *Worker) schedule(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.free:
+		}
+		it, grant := w.nextGranted(ctx)
+		if it == nil {
+			return
+		}
+		w.senders.Go(func() {
+			defer func() { w.free <- struct{}{}; signal(w.wake) }()
+			w.send(it, grant)
+		})
+	}
+}
+
+// nextGranted waits for a job that has its token; nil when ctx ends.
+func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
+	for {
+		it, q, wait := w.pickNext(time.Now())
+		if it == nil {
+			if !w.rest(ctx, wait) {
+				return nil, bucket.Answer{}
+			}
+			continue
+		}
+		asked := time.Now()
+		ans := w.deps.Limiter.Ask(ctx, bucket.Ask{Provider: w.deps.Provider, Tenant: it.ref.TenantID, Rail: w.cfg.Rail, Messages: it.messages})
+		w.mu.Lock()
+		if ctx.Err() != nil {
+			w.health.abort()
+			w.mu.Unlock()
+			return nil, ans
+		}
+		if !ans.Granted {
+			q.askAt = asked.Add(ans.Wait)
+			w.mu.Unlock()
+			w.refused(it, ans)
+			continue
+		}
+		ok := w.ring.take(it)
+		if ok {
+			it.entry.w.fly(it.entry)
+		} else {
+			w.health.abort()
+		}
+		w.mu.Unlock()
+		if ok { // else its partition was revoked while we asked; the token is lost, the job is not
+			if m := w.deps.Metrics; m != nil {
+				m.wait.WithLabelValues(w.cfg.Channel, w.cfg.Rail).Observe(time.Since(it.arrived).Seconds())
+			}
+			return it, ans
+		}
+	}
+}
+
+// pickNext gives the job whose turn it is, or how long nothing can be done.
+func (w *Worker) pickNext(now time.Time) (*item, *queue, time.Duration) {
+	if w.cfg.Rail == schemas.RailMarketing {
+		if yield, _ := w.deps.Yield.Yielding(); yield {
+			return nil, nil, time.Second
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if wait := w.health.wait(now); wait > 0 {
+		return nil, nil, wait
+	}
+	it, q, when := w.ring.next(now)
+	if it != nil {
+		w.health.begin()
+		return it, q, 0
+	}
+	if when.IsZero() {
+		return nil, nil, time.Hour
+	}
+	return nil, nil, max(when.Sub(now), 0)
+}
+
+// rest waits until there is something to look at.
+func (w *Worker) rest(ctx context.Context, wait time.Duration) bool {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	var changed <-chan struct{}
+	if w.deps.Yield != nil {
+		changed = w.deps.Yield.Changed()
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-w.wake:
+	case <-changed:
+	case <-t.C:
+	}
+	return true
+}
+
+// refused deals with an ask that got no token. What its tenant's own bucket
+// holds up for longer than a tenth of the budget is parked; a provider's block
+// parks nothing: the backlog stays where its age is seen.
+func (w *Worker) refused(it *item, ans bucket.Answer) {
+	w.mu.Lock()
+	w.health.abort()
+	if ans.Reason != ratelimit.Tenant || ans.TenantInterval <= 0 {
+		w.mu.Unlock()
+		return
+	}
+	patience := w.cfg.Budget / 10
+	n := 0
+	delays := map[*item]time.Duration{}
+	parked := w.ring.takeIf(func(other *item) bool {
+		if other.ref.TenantID != it.ref.TenantID {
+			return false
+		}
+		delay := ans.Wait + time.Duration(n)*ans.TenantInterval
+		n++
+		delays[other] = delay
+		return delay > patience
+	})
+	for _, p := range parked {
+		p.entry.w.fly(p.entry)
+	}
+	w.mu.Unlock()
+	if len(parked) == 0 {
+		return
+	}
+	waits := make([]sends.Parking, len(parked))
+	for i, p := range parked {
+		waits[i] = sends.Parking{Ref: p.ref, Delay: min(delays[p], time.Minute)}
+	}
+	w.senders.Go(func() { w.park(parked, waits) })
+}
+
+// park puts queued jobs aside in one transaction and lets their offsets go.
+func (w *Worker) park(items []*item, waits []sends.Parking) {
+	err := w.persist(func(ctx context.Context) error {
+		slot, err := w.slots.current(ctx)
+		if err != nil {
+			return err
+		}
+		return w.deps.Store.Park(ctx, slot, waits, sends.ReasonTenantBucket)
+	})
+	if err != nil {
+		return // the worker is ending: the records come again
+	}
+	w.slots.wake()
+	for _, it := range items {
+		w.finish(it.entry)
+	}
+	w.countN("parked", len(items))
+}
+
+// persist tries a write until it lands or the worker ends: what is decided is
+// not decided again because the database was away.
+func (w *Worker) persist(f func(ctx context.Context) error) error {
+	backoff := 20 * time.Millisecond
+	for {
+		ctx, cancel := context.WithTimeout(w.work, 15*time.Second)
+		err := f(ctx)
+		cancel()
+		if err == nil || !retryable(err) || w.work.Err() != nil {
+			return err
+		}
+		w.log.Warn("a write waits", "error", err, "backoff", backoff)
+		if !sleep(w.work, jitter(backoff)) {
+			return w.work.Err()
+		}
+		backoff = min(2*backoff, 2*time.Second)
+	}
+}

@@ -1,0 +1,164 @@
+package rail
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/pg"
+)
+
+// retryable says that a write may land when it is tried again.
+func retryable(err error) bool {
+	return !errors.Is(err, sends.ErrLeaseLost) && !errors.Is(err, context.Canceled)
+}
+
+func (w *Worker) at(p Point) {
+	if w.deps.Hook != nil {
+		w.deps.Hook(p)
+	}
+}
+
+// send is one job's way from its token to its outcome. Whatever happens, the
+// job's row says what is next; the record leaves its window only once that is
+// written.
+func (w *Worker) send(it *item, grant bucket.Answer) {
+	w.at(PointToken)
+	c, verdict, err := w.claim(it)
+	if err != nil || verdict != sends.Ready {
+		w.mu.Lock()
+		w.health.abort()
+		w.mu.Unlock()
+	}
+	switch {
+	case err != nil:
+		return // the worker is ending: the record comes again
+	case verdict != sends.Ready:
+		w.slots.wake()
+		w.count(string(verdict))
+		w.settle(it, verdict == sends.Closed)
+		return
+	}
+	w.at(PointClaimed)
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(w.work, w.cfg.SendTimeout)
+	res, sendErr := c.Provider.Send(ctx, c.Request)
+	cancel()
+	if w.work.Err() != nil && sendErr != nil {
+		return // cut off by our own end: whoever takes the job over sends the same bytes
+	}
+	w.at(PointAnswered)
+	class := w.judge(c, res, sendErr, grant)
+	step := w.decide(it, c, res, sendErr)
+	w.observe(class, time.Since(started), it)
+	w.report(c, step, class, time.Since(started))
+	w.write(it, c, step)
+}
+
+// claim claims a job, waiting out the database; a missing partition is made.
+func (w *Worker) claim(it *item) (c sends.Claimed, v sends.Verdict, err error) {
+	err = w.persist(func(ctx context.Context) error {
+		slot, err := w.slots.current(ctx)
+		if err != nil {
+			return err
+		}
+		c, v, err = w.deps.Store.Claim(ctx, slot, it.ref, it.limit)
+		if pg.FaultOf(err) == pg.FaultPartition {
+			return errors.Join(err, w.deps.Store.EnsurePartitions(ctx, it.ref))
+		}
+		return err
+	})
+	return c, v, err
+}
+
+// settle lets a job go whose claim found nothing to send. One that a limit cut
+// in pieces may have more: its row says in_topic still, so it is asked for again.
+func (w *Worker) settle(it *item, again bool) {
+	if again && it.limit > 0 {
+		w.requeue(it, 0)
+		return
+	}
+	w.finish(it.entry)
+}
+
+// write applies a step and lets the record go, or queues the job again where
+// the step left it in the topic.
+func (w *Worker) write(it *item, c sends.Claimed, step sends.Step) {
+	err := w.persist(func(ctx context.Context) error {
+		err := w.deps.Store.Apply(ctx, c, step)
+		if errors.Is(err, outbox.ErrFenced) { // our slot is another's by now: write under the one we have
+			slot, e := w.slots.current(ctx)
+			if e != nil {
+				return e
+			}
+			c = c.WithSlot(slot)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, sends.ErrLeaseLost) {
+		return
+	}
+	w.slots.wake()
+	w.at(PointWritten)
+	if err == nil && step.State == sends.StateInTopic {
+		w.requeue(it, step.Delay)
+		return
+	}
+	w.finish(it.entry)
+}
+
+// requeue puts a job back before its tenant's others; it was its turn.
+func (w *Worker) requeue(it *item, delay time.Duration) {
+	it.ready = time.Time{}
+	if delay > 0 {
+		it.ready = time.Now().Add(delay)
+	}
+	w.mu.Lock()
+	it.entry.w.land(it.entry)
+	if !it.entry.w.closed && !w.stopping {
+		w.ring.push(it, true)
+	}
+	w.mu.Unlock()
+	signal(w.wake)
+}
+
+// judge tells the buckets and the breaker what an answer said about the
+// provider, and gives its class; "" for a success.
+func (w *Worker) judge(c sends.Claimed, res provider.Result, err error, grant bucket.Answer) provider.Class {
+	r := bucket.Report{Provider: c.Provider.Name(), Grant: grant, DayUsed: res.Limits.DailyUsed, MonthUsed: res.Limits.MonthlyUsed}
+	class := provider.Class("")
+	var pe *provider.Error
+	if err != nil {
+		class = provider.ClassOf(err)
+		errors.As(err, &pe)
+	}
+	now := time.Now()
+	w.mu.Lock()
+	switch class {
+	case "":
+		w.health.succeeded()
+	case provider.ClassRetryable, provider.ClassUncertain:
+		w.health.failed(now)
+	case provider.ClassConfiguration:
+		w.health.stop(now, w.cfg.Recheck, "configuration")
+	default:
+		w.health.abort()
+	}
+	w.mu.Unlock()
+	if class == provider.ClassThrottled {
+		r.Throttled, r.Quota, r.RetryIn = true, pe.Quota, pe.RetryAfter
+		if r.RetryIn <= 0 { // it named no wait: ours, spread over a few seconds
+			r.RetryIn = time.Second + fullJitter(4*time.Second)
+		}
+		r.RetryIn = min(max(r.RetryIn, time.Second), 15*time.Minute)
+	}
+	if err == nil && res.Limits == (provider.Limits{}) {
+		r.DayUsed, r.MonthUsed = -1, -1 // an adapter that says nothing leaves zeros
+	}
+	w.deps.Limiter.Report(w.work, r)
+	return class
+}

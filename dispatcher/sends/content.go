@@ -1,0 +1,148 @@
+package sends
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/schemas"
+)
+
+// templateKey names a version of a template, which never changes.
+type templateKey struct {
+	tenant  uuid.UUID
+	id      string
+	version int
+}
+
+// maxTemplates bounds the cache of compiled templates.
+const maxTemplates = 1_000
+
+// renderAll renders the messages of one tenant. What cannot be rendered has
+// failed, with its reason; the others go on.
+func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, ms []schemas.JobMessage) (out []provider.Message, kept []schemas.JobMessage, failed []Outcome, err error) {
+	if len(ms) == 0 {
+		return nil, nil, nil, nil
+	}
+	var from string
+	var replyTo *string
+	const sql = `SELECT sender, reply_to FROM messaging.senders WHERE tenant_id = $1 AND channel = $2`
+	if err := tx.QueryRow(ctx, sql, tenant, s.cfg.Channel).Scan(&from, &replyTo); err != nil {
+		return nil, nil, nil, fmt.Errorf("read the sender: %w", err)
+	}
+	for _, m := range ms {
+		content, err := s.content(ctx, tx, tenant, m)
+		var re *RenderError
+		if errors.As(err, &re) {
+			failed = append(failed, Outcome{SendID: m.SendID, Failed: re.Reason})
+			continue
+		}
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		msg := provider.Message{SendID: m.SendID, TenantID: tenant, From: from, To: m.Address,
+			Subject: content.Subject, HTML: content.HTML, Text: content.Text}
+		if replyTo != nil {
+			msg.ReplyTo = *replyTo
+		}
+		out, kept = append(out, msg), append(kept, m)
+	}
+	return out, kept, failed, nil
+}
+
+func (s *Store) content(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, m schemas.JobMessage) (Content, error) {
+	if len(m.Content) > 0 {
+		return inline(m.Content)
+	}
+	t, err := s.template(ctx, tx, templateKey{tenant, m.TemplateID, m.TemplateVersion})
+	if err != nil {
+		return Content{}, err
+	}
+	return t.render(m.Variables)
+}
+
+func (s *Store) template(ctx context.Context, tx pgx.Tx, k templateKey) (*template, error) {
+	s.mu.Lock()
+	t := s.templates[k]
+	s.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	var c Content
+	const sql = `SELECT subject, html, text FROM messaging.templates WHERE tenant_id = $1 AND template_id = $2 AND version = $3 AND channel = $4`
+	err := tx.QueryRow(ctx, sql, k.tenant, k.id, k.version, s.cfg.Channel).Scan(&c.Subject, &c.HTML, &c.Text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, &RenderError{ReasonTemplateMissing}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a template: %w", err)
+	}
+	if t, err = compile(c); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.templates) >= maxTemplates {
+		clear(s.templates)
+	}
+	s.templates[k] = t
+	return t, nil
+}
+
+// storedContent is what messaging.sends keeps of a message: enough to render it
+// again, nulled with the person (FS-MSG-0003 §8).
+type storedContent struct {
+	TemplateID      string          `json:"template_id,omitempty"`
+	TemplateVersion int             `json:"template_version,omitempty"`
+	Variables       json.RawMessage `json:"variables,omitempty"`
+	Content         json.RawMessage `json:"content,omitempty"`
+}
+
+// queueSends writes the send rows and their first status. A refrozen
+// generation finds them there; it is queued anew only after it was given up.
+func (s *Store) queueSends(b *pgx.Batch, c *Claimed, ms []schemas.JobMessage) {
+	n := len(ms)
+	if n == 0 {
+		return
+	}
+	var (
+		requested, class       = make([]time.Time, n), make([]int16, n)
+		sendIDs, requests      = make([]uuid.UUID, n), make([]uuid.UUID, n)
+		indexes, contacts      = make([]int32, n), make([]uuid.UUID, n)
+		categories, addresses  = make([]string, n), make([]string, n)
+		contents, correlations = make([]string, n), make([]string, n)
+		origins                = make([]uuid.UUID, n)
+		rules, blasts          = make([]*uuid.UUID, n), make([]*uuid.UUID, n)
+	)
+	for i, m := range ms {
+		requested[i], class[i], sendIDs[i], requests[i], indexes[i] = m.RequestedAt, m.RetentionMonths, m.SendID, m.RequestID, int32(m.RecipientIndex)
+		contacts[i], categories[i], addresses[i], correlations[i] = m.ContactID, m.Category, m.Address, m.CorrelationID
+		origins[i], rules[i], blasts[i] = m.OriginEventID, m.RuleID, m.BlastID
+		raw, err := json.Marshal(storedContent{m.TemplateID, m.TemplateVersion, m.Variables, m.Content})
+		if err != nil { // raw JSON that came out of jsonb
+			raw = []byte(`{}`)
+		}
+		contents[i] = string(raw)
+	}
+	const insert = `INSERT INTO messaging.sends (requested_at, retention_months, tenant_id, send_id, cell_id, request_id, recipient_index,
+    contact_id, channel, category, provider, address, content, correlation_id, origin_event_id, rule_id, blast_id)
+SELECT r, k, $1, i, $2, q, n, c, $3, g, $4, a, t::jsonb, x, o, u, b
+FROM unnest($5::timestamptz[], $6::smallint[], $7::uuid[], $8::uuid[], $9::int[], $10::uuid[], $11::text[], $12::text[], $13::text[],
+    $14::text[], $15::uuid[], $16::uuid[], $17::uuid[]) AS v(r, k, i, q, n, c, g, a, t, x, o, u, b)
+ON CONFLICT DO NOTHING`
+	b.Queue(insert, c.TenantID, c.job.payload.CellID, s.cfg.Channel, s.cfg.Provider, requested, class, sendIDs, requests, indexes, contacts,
+		categories, addresses, contents, correlations, origins, rules, blasts)
+	// One `queued` a send, and another when it starts over after it was given up.
+	const queued = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at)
+SELECT r, k, $1, i, 'queued', $2, '` + eventQueued + `' || $3::int, $3, now()
+FROM unnest($4::timestamptz[], $5::smallint[], $6::uuid[]) AS v(r, k, i)
+WHERE $3 = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
+ON CONFLICT DO NOTHING`
+	b.Queue(queued, c.TenantID, s.cfg.Provider, c.job.generation+1, requested, class, sendIDs)
+}

@@ -1,0 +1,277 @@
+package sends
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"strings"
+	"unicode"
+
+	"github.com/osteele/liquid"
+	"github.com/osteele/liquid/parser"
+	"github.com/osteele/liquid/render"
+)
+
+// Reasons why a message cannot be rendered; part of the closed set of failures.
+const (
+	ReasonMissingVariable = "missing_variable"
+	ReasonTemplateInvalid = "template_invalid"
+	ReasonTemplateMissing = "template_missing"
+	ReasonTooLarge        = "content_too_large"
+	ReasonContentInvalid  = "content_invalid"
+)
+
+// maxRendered bounds one part of one message, in bytes.
+const maxRendered = 2 << 20
+
+// RenderError says why a message cannot be rendered. Reason is one of the
+// reasons above; it names no content.
+type RenderError struct{ Reason string }
+
+func (e *RenderError) Error() string { return "render message: " + e.Reason }
+
+// Content is the three parts of a message, as templates or rendered.
+type Content struct {
+	Subject string `json:"subject"`
+	HTML    string `json:"html"`
+	Text    string `json:"text"`
+}
+
+// template is a compiled version of a tenant's template.
+type template struct {
+	subject, html, text *liquid.Template
+}
+
+// compile reads a tenant's Liquid. What it puts out in the html part is
+// escaped; a missing variable fails the message instead of leaving a hole in it.
+func compile(c Content) (*template, error) {
+	engine := liquid.NewEngine()
+	engine.StrictVariables()
+	engine.RegisterFilter(escapeFilter, escapeValue)
+	// The library's include reads files of this machine.
+	engine.RegisterTag("include", func(render.Context) (string, error) { return "", errors.New("include is not supported") })
+	var t template
+	for _, p := range []struct {
+		to  **liquid.Template
+		src string
+	}{{&t.subject, c.Subject}, {&t.html, escapeOutputs(c.HTML)}, {&t.text, c.Text}} {
+		parsed, err := engine.ParseString(p.src)
+		if err != nil {
+			return nil, &RenderError{ReasonTemplateInvalid}
+		}
+		*p.to = parsed
+	}
+	return &t, nil
+}
+
+// render fills the template in. Variables must be a JSON object or nothing.
+func (t *template) render(variables json.RawMessage) (c Content, err error) {
+	vars, err := bindings(variables)
+	if err != nil {
+		return c, err
+	}
+	for _, p := range []struct {
+		to *string
+		t  *liquid.Template
+	}{{&c.Subject, t.subject}, {&c.HTML, t.html}, {&c.Text, t.text}} {
+		if *p.to, err = run(p.t, vars); err != nil {
+			return Content{}, err
+		}
+	}
+	c.Subject = oneLine(c.Subject)
+	return c, nil
+}
+
+func run(t *liquid.Template, vars map[string]any) (out string, err error) {
+	w := &bounded{left: maxRendered}
+	defer func() { // a tenant's template must cost its message, never the worker; the library panics when a write fails
+		if recover() != nil {
+			out, err = "", &RenderError{ReasonTemplateInvalid}
+		}
+		if w.left < 0 {
+			out, err = "", &RenderError{ReasonTooLarge}
+		}
+	}()
+	if e := t.FRender(w, vars); e != nil {
+		switch {
+		case strings.Contains(e.Error(), "undefined variable"):
+			return "", &RenderError{ReasonMissingVariable}
+		}
+		return "", &RenderError{ReasonTemplateInvalid}
+	}
+	return w.buf.String(), nil
+}
+
+// bounded ends a template that writes for ever.
+type bounded struct {
+	buf  bytes.Buffer
+	left int
+}
+
+func (w *bounded) Write(p []byte) (int, error) {
+	if w.left -= len(p); w.left < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return w.buf.Write(p)
+}
+
+// inline reads content that was given with the message; it is no template.
+func inline(raw json.RawMessage) (Content, error) {
+	var c Content
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return c, &RenderError{ReasonContentInvalid}
+	}
+	if len(c.HTML) > maxRendered || len(c.Text) > maxRendered {
+		return c, &RenderError{ReasonTooLarge}
+	}
+	c.Subject = oneLine(c.Subject)
+	return c, nil
+}
+
+// oneLine keeps a subject from becoming a second header (bad input 49).
+func oneLine(s string) string {
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, s))
+}
+
+// bindings reads variables without losing digits: an amount of 2^53 and more
+// stays what it was.
+func bindings(raw json.RawMessage) (map[string]any, error) {
+	vars := map[string]any{}
+	if len(raw) == 0 {
+		return vars, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	if err := dec.Decode(&vars); err != nil {
+		return nil, &RenderError{ReasonContentInvalid}
+	}
+	for k, v := range vars {
+		vars[k] = native(v)
+	}
+	return vars, nil
+}
+
+func native(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if i, err := v.Int64(); err == nil {
+			return i
+		}
+		if f, err := v.Float64(); err == nil {
+			return f
+		}
+		return v.String()
+	case map[string]any:
+		for k, e := range v {
+			v[k] = native(e)
+		}
+	case []any:
+		for i, e := range v {
+			v[i] = native(e)
+		}
+	}
+	return v
+}
+
+// escapeFilter is put behind every output of an html part.
+const escapeFilter = "carril_html"
+
+// escapeOutputs puts the escape behind every {{ output }}, as the library has
+// none of its own. What a capture caught was escaped on its way in.
+func escapeOutputs(src string) string {
+	tokens := parser.Scan(src, parser.SourceLoc{}, nil)
+	caught := captured(tokens)
+	var b strings.Builder
+	verbatim := "" // inside raw or comment: the tag that ends it
+	for _, t := range tokens {
+		switch {
+		case t.Type == parser.TagTokenType && verbatim != "":
+			if t.Name == verbatim {
+				verbatim = ""
+			}
+		case t.Type == parser.TagTokenType && (t.Name == "raw" || t.Name == "comment"):
+			verbatim = "end" + t.Name
+		case t.Type == parser.ObjTokenType && verbatim == "" && !caught[t.Args]:
+			i := strings.LastIndex(t.Source, t.Args) + len(t.Args)
+			b.WriteString(t.Source[:i] + " | " + escapeFilter + t.Source[i:])
+			continue
+		}
+		b.WriteString(t.Source)
+	}
+	return b.String()
+}
+
+// captured names the variables that only captures write.
+func captured(tokens []parser.Token) map[string]bool {
+	names, others := map[string]bool{}, map[string]bool{}
+	for _, t := range tokens {
+		if t.Type != parser.TagTokenType {
+			continue
+		}
+		fields := strings.Fields(strings.ReplaceAll(t.Args, "=", " = "))
+		if len(fields) == 0 {
+			continue
+		}
+		if name := strings.Trim(fields[0], `"'`); t.Name == "capture" {
+			names[name] = true
+		} else {
+			others[name] = true
+		}
+	}
+	for name := range others {
+		delete(names, name)
+	}
+	return names
+}
+
+// escapeValue makes a value harmless as HTML text, as a quoted attribute and as
+// a link. nil stays nil, so that it still counts as missing.
+func escapeValue(v any) any {
+	switch v := v.(type) {
+	case nil:
+		return nil
+	case string:
+		return html.EscapeString(harmlessLink(v))
+	case []any:
+		var b strings.Builder
+		for _, e := range v {
+			fmt.Fprint(&b, escapeValue(e))
+		}
+		return b.String()
+	case int, int64, float64, bool:
+		return v
+	}
+	return html.EscapeString(harmlessLink(fmt.Sprint(v)))
+}
+
+// harmlessLink empties a value that a browser would run if it stood in an href
+// (bad input 55). White space and control characters count for nothing there.
+func harmlessLink(s string) string {
+	const longest = len("javascript:")
+	var scheme []byte
+	for _, r := range s {
+		if unicode.IsSpace(r) || unicode.IsControl(r) {
+			continue
+		}
+		if len(scheme) == longest || r > unicode.MaxASCII {
+			break
+		}
+		scheme = append(scheme, byte(unicode.ToLower(r)))
+		if r == ':' {
+			break
+		}
+	}
+	switch string(scheme) {
+	case "javascript:", "vbscript:", "data:":
+		return "#"
+	}
+	return s
+}
