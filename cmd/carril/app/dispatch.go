@@ -1,0 +1,110 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/dispatcher/provider/resend"
+	"github.com/softcrum/carril/dispatcher/rail"
+	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/schemas"
+)
+
+// statusStage brings providers' reports to their sends; it runs with the
+// stream stages.
+func (a *App) statusStage() stage {
+	parsers := map[string]sends.Parser{resend.Name: resend.ParseWebhook}
+	return stage{sends.StageStatuses, []string{schemas.TopicProviderEvents}, sends.NewStatuses(a.codec, parsers, sends.NewStatusMetrics(a.reg)), nil, 4}
+}
+
+// dispatching is what the rails of one process share.
+type dispatching struct {
+	providers map[string]provider.Provider // by name
+	byChannel map[string]provider.Provider
+	redis     *redis.Client
+	metrics   *rail.Metrics
+	buckets   *bucket.Metrics
+}
+
+// startDispatch runs the workers of the chosen rails.
+func (a *App) startDispatch(ctx context.Context) error {
+	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string]provider.Provider{}}
+	if err := a.openProviders(d); err != nil {
+		return err
+	}
+	var err error
+	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
+		return configError("redis-url", "cannot be used")
+	}
+	a.stack.OnStop("redis client of the buckets", func() { _ = d.redis.Close() })
+	d.metrics = rail.NewMetrics(a.reg, a.set.Channels)
+	names := make([]string, 0, len(d.providers))
+	for n := range d.providers {
+		names = append(names, n)
+	}
+	d.buckets = bucket.NewMetrics(a.reg, names)
+	for _, channel := range a.set.Channels {
+		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+			if (a.roles.Channel == "" || a.roles.Channel == channel) && (a.roles.Rail == "" || a.roles.Rail == r) {
+				if err := a.startRail(ctx, d, channel, r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// openProviders makes the adapter of each channel.
+func (a *App) openProviders(d *dispatching) error {
+	for _, channel := range a.set.Channels {
+		if channel != "email" {
+			return configError("channels", "has %q, which no provider serves", channel)
+		}
+		if a.set.ResendKey == "" {
+			return configError("resend-key", "is not set")
+		}
+		p, err := resend.New(resend.Config{APIKey: resend.NewKey(a.set.ResendKey), BaseURL: a.set.ResendURL, RatePerSecond: a.set.ResendRate}, resend.Deps{})
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		a.stack.OnStop("provider "+p.Name(), p.Close)
+		d.providers[p.Name()], d.byChannel[channel] = p, p
+	}
+	return nil
+}
+
+// startRail runs one rail's worker with pools and buckets of its own.
+func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) error {
+	name := channel + "." + r
+	p := d.byChannel[channel]
+	pool, err := a.pool(ctx, "rail "+name, a.set.PostgresURL, 16)
+	if err != nil {
+		return err
+	}
+	store, err := sends.New(sends.Config{Channel: channel, Rail: r, Provider: p.Name()}, sends.Deps{Pool: pool, Codec: a.codec, Providers: d.providers})
+	if err != nil {
+		return err
+	}
+	limiter, err := bucket.New(bucket.Config{Prefix: a.set.RedisPrefix + "carril:", Asker: ids.New().String() + "-" + r,
+		Providers: map[string]bucket.Stated{p.Name(): {RatePerSecond: a.set.ResendRate}}},
+		bucket.Deps{Redis: d.redis, Pool: a.side, Listen: a.direct, Log: a.log, Metrics: d.buckets})
+	if err != nil {
+		return err
+	}
+	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
+	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
+		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Log: a.log, Metrics: d.metrics})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	a.stack.Go(lifecyclePart("rail "+name, w.Run))
+	a.readies = append(a.readies, joined("rail "+name, w.Ready()))
+	return nil
+}
