@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -30,7 +31,11 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err := keys.Start(ctx); err != nil {
 		return err
 	}
-	a.stack.OnStop("api keys", keys.Stop)
+	a.stack.OnStop("api keys", func() {
+		sctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = keys.Stop(sctx) // what it still knows is only when keys were last used
+	})
 	front, err := a.kafka.NewProducer(ingestor.ProducerConfig{}.Opts()...)
 	if err != nil {
 		return err
@@ -124,4 +129,3 @@ func (q providerQueue) Enqueue(ctx context.Context, e providerhook.Event) error 
 
 // queueHealth answers for the rails that are known here.
 func (a *App) queueHealth() manage.QueueHealth { return nil }
-

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,6 +21,18 @@ func devDatabase(t *testing.T, data string) database {
 	return database{t, env["CARRIL_POSTGRES_URL"]}
 }
 
+// dataFolder is removed when the test is over; what a killed process left
+// running ends by itself a moment later and may still write.
+func dataFolder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "carril-dev-")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		eventually(t, 20*time.Second, func() bool { return os.RemoveAll(dir) == nil }, func() string { return "remove " + dir })
+	})
+	return dir
+}
+
 func startDev(t *testing.T, data string) *process {
 	t.Helper()
 	return start(t, nil, "dev", "--quiet", "--data", data, "--addr", "127.0.0.1:0")
@@ -29,7 +42,7 @@ func startDev(t *testing.T, data string) *process {
 // request is answered 202 and its trace runs through to the webhook.
 func TestDevShowsTheTimelineOfACurl(t *testing.T) {
 	t.Parallel()
-	data := t.TempDir()
+	data := dataFolder(t)
 	p := startDev(t, data)
 	l := newLedger()
 	require.Equal(t, 202, post(p.API, p.Key, "invoice-1", "ana@example.com", time.Now(), l))
@@ -66,7 +79,7 @@ func TestDevShowsTheTimelineOfACurl(t *testing.T) {
 func TestDevSurvivesKillMinusNine(t *testing.T) {
 	t.Parallel()
 	const n = 10_000
-	data, keys, at, l := t.TempDir(), keysOf(n), time.Now().Add(-time.Minute), newLedger()
+	data, keys, at, l := dataFolder(t), keysOf(n), time.Now().Add(-time.Minute), newLedger()
 	p := startDev(t, data)
 	first := p.Key
 	halfway := make(chan struct{})
