@@ -84,6 +84,9 @@ func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, limit int) (c Cla
 }
 
 func (s *Store) claim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Verdict, error) {
+	if len(c.job.payload.Messages) == 0 {
+		return Closed, s.transition(ctx, tx, c, Step{State: StateFailed, Reason: "empty_job"})
+	}
 	old, ok, err := s.lastRequest(ctx, tx, c.job)
 	if err != nil {
 		return "", err
@@ -141,6 +144,12 @@ func pick(ms []schemas.JobMessage, order []uuid.UUID) []schemas.JobMessage {
 
 // freshClaim asks the gates and freezes a new generation.
 func (s *Store) freshClaim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Verdict, error) {
+	if step, err := s.askPauses(ctx, tx, c); err != nil || step.State != "" {
+		if err != nil {
+			return "", err
+		}
+		return Closed, s.transition(ctx, tx, c, step)
+	}
 	left, err := s.pending(ctx, tx, c.job)
 	if err != nil {
 		return "", err
@@ -254,6 +263,11 @@ ON CONFLICT (received_at, request_id, recipient_index, channel) DO UPDATE
 SET outcome = 'blocked', gate = EXCLUDED.gate, reason = EXCLUDED.reason, send_id = NULL, decided_at = now()`
 	b.Queue(sql, m.RequestedAt, c.TenantID, m.RequestID, m.RecipientIndex, s.cfg.Channel, m.ContactID, m.OriginEventID, m.RuleID,
 		m.CorrelationID, string(v.Gate), string(v.Reason))
+	outcome := StateBlocked
+	if v.Reason == gates.Expired {
+		outcome = StateExpired
+	}
+	queueBlastOutcome(b, m, outcome)
 }
 
 // queueLease makes the job ours.

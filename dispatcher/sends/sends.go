@@ -122,6 +122,9 @@ func New(cfg Config, deps Deps) (*Store, error) {
 // Worker is the rail's name in core.processed_jobs.
 func (s *Store) Worker() string { return s.worker }
 
+// Topic is the rail's topic, without the deployment's prefix.
+func (s *Store) Topic() string { return schemas.RailTopic(s.cfg.Channel, s.cfg.Rail) }
+
 // Ref names one enqueue of a job.
 type Ref struct {
 	JobID    uuid.UUID

@@ -88,6 +88,9 @@ WHERE id_time = $1 AND worker = $2 AND job_id = $3`
 	if step.DeadClass != "" {
 		s.queueDeadLetters(&b, c, step)
 	}
+	if step.State == StateCancelled || step.State == StateNeedsReview {
+		s.queueBlastRest(&b, c, step.State)
+	}
 	if err := flush(ctx, tx, &b, "write the step"); err != nil {
 		return err
 	}
@@ -164,6 +167,7 @@ func (s *Store) recordOutcomes(ctx context.Context, tx pgx.Tx, c *Claimed, outco
 		if o.Taken != "" {
 			s.queueProviderMessage(&b, c, m, name, generation, o.Taken)
 		}
+		queueBlastOutcome(&b, m, o.blastOutcome())
 		event = fmt.Sprintf("%s%d", event, generation)
 		const sql = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at, reason)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now(), nullif($9, '')) ON CONFLICT DO NOTHING`
