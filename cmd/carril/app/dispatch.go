@@ -51,8 +51,6 @@ func (a *App) startDispatch(ctx context.Context) error {
 	d.buckets = bucket.NewMetrics(a.reg, names)
 	for _, channel := range a.set.Channels {
 		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
-			if r == schemas.RailMarketing {
-				continue
 			if (a.roles.Channel == "" || a.roles.Channel == channel) && (a.roles.Rail == "" || a.roles.Rail == r) {
 				if err := a.startRail(ctx, d, channel, r); err != nil {
 					return err
