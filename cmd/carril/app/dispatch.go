@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/softcrum/carril/dispatcher/bucket"
@@ -16,14 +17,23 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
+// statuses is the handler of providers' reports; one serves the stage and the
+// matcher of a process.
+func (a *App) statuses() *sends.Statuses {
+	if a.statusHandler == nil {
+		parsers := map[string]sends.Parser{resend.Name: resend.ParseWebhook}
+		a.statusHandler = sends.NewStatuses(a.codec, parsers, sends.NewStatusMetrics(a.reg))
+	}
+	return a.statusHandler
+}
+
 // statusStage brings providers' reports to their sends; it runs with the
 // stream stages.
 func (a *App) statusStage() stage {
-	parsers := map[string]sends.Parser{resend.Name: resend.ParseWebhook}
-	return stage{sends.StageStatuses, []string{schemas.TopicProviderEvents}, sends.NewStatuses(a.codec, parsers, sends.NewStatusMetrics(a.reg)), nil, 4}
+	return stage{sends.StageStatuses, []string{schemas.TopicProviderEvents}, a.statuses(), nil, 4}
 }
 
-// dispatching is what the rails of one process share.
+// dispatching is what rails, sweeps and feeders of one process share.
 type dispatching struct {
 	providers map[string]provider.Provider // by name
 	byChannel map[string]provider.Provider
@@ -32,13 +42,30 @@ type dispatching struct {
 	buckets   *bucket.Metrics
 }
 
-// startDispatch runs the workers of the chosen rails.
-func (a *App) startDispatch(ctx context.Context) error {
+// store is a rail's jobs and sends over a pool.
+func (d *dispatching) store(channel, r string, pool *pgxpool.Pool, codec *schemas.Codec) (*sends.Store, error) {
+	return sends.New(sends.Config{Channel: channel, Rail: r, Provider: d.byChannel[channel].Name()}, sends.Deps{Pool: pool, Codec: codec, Providers: d.providers})
+}
+
+// dispatching opens the providers, once a process.
+func (a *App) dispatching() (*dispatching, error) {
+	if a.shared != nil {
+		return a.shared, nil
+	}
 	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string]provider.Provider{}}
 	if err := a.openProviders(d); err != nil {
+		return nil, err
+	}
+	a.shared = d
+	return d, nil
+}
+
+// startDispatch runs the workers of the chosen rails.
+func (a *App) startDispatch(ctx context.Context) error {
+	d, err := a.dispatching()
+	if err != nil {
 		return err
 	}
-	var err error
 	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
 		return configError("redis-url", "cannot be used")
 	}
@@ -88,7 +115,7 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	if err != nil {
 		return err
 	}
-	store, err := sends.New(sends.Config{Channel: channel, Rail: r, Provider: p.Name()}, sends.Deps{Pool: pool, Codec: a.codec, Providers: d.providers})
+	store, err := d.store(channel, r, pool, a.codec)
 	if err != nil {
 		return err
 	}
@@ -100,7 +127,7 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	}
 	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
 	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
-		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Log: a.log, Metrics: d.metrics})
+		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: neverYield{}, Log: a.log, Metrics: d.metrics})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}

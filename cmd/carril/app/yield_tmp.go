@@ -1,0 +1,4 @@
+package app
+type neverYield struct{}
+func (neverYield) Yielding() (bool, string) { return false, "" }
+func (neverYield) Changed() <-chan struct{} { return nil }
