@@ -1,6 +1,7 @@
 package rail_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -349,4 +350,99 @@ func (b *bench) report(e event) {
 	v, err := b.codec.Encode(context.Background(), nil, schemas.TopicProviderEvents, &schemas.ProviderEvent{Provider: "fake", ProviderEventID: e.id, Body: body, ReceivedAt: time.Now().UTC()})
 	require.NoError(b.t, err)
 	b.produce(&kgo.Record{Topic: b.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(e.id), Value: v})
+}
+
+func contains(body []byte, s string) bool { return bytes.Contains(body, []byte(s)) }
+
+// sweep runs the sweep of both rails until the test ends.
+func (b *bench) sweep() { b.t.Helper(); b.sweepWith(nil) }
+
+func (b *bench) sweepWith(edit func(*sends.Config)) (stop func()) {
+	b.t.Helper()
+	pool, err := pgxpool.NewWithConfig(context.Background(), b.pool.Config())
+	require.NoError(b.t, err)
+	var stores []*sends.Store
+	for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+		sc := sends.Config{Channel: "email", Rail: r, Provider: "fake"}
+		if edit != nil {
+			edit(&sc)
+		}
+		s, err := sends.New(sc, sends.Deps{Pool: pool, Codec: b.codec, Providers: map[string]provider.Provider{"fake": b.fake}})
+		require.NoError(b.t, err)
+		stores = append(stores, s)
+	}
+	sw := rail.NewSweeper(rail.SweeperConfig{Channel: "email", Every: 20 * time.Millisecond, Reconcile: 200 * time.Millisecond, LostAfter: 2 * time.Second, Life: time.Second},
+		rail.SweeperDeps{Pool: pool, Kafka: b.kafka, Admin: kadm.NewClient(b.producer), Sink: outbox.ClientSink{Client: b.producer}, Stores: stores, Log: testkit.Logger(b.t)})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = sw.Run(ctx) }()
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); <-done; pool.Close() }) }
+	b.t.Cleanup(stop)
+	return stop
+}
+
+// repeatTopic produces everything that stands in the transactional topic again.
+func (b *bench) repeatTopic(times int) {
+	b.t.Helper()
+	records := b.readTopic(schemas.RailTopic("email", schemas.RailTransactional))
+	for range times {
+		again := make([]*kgo.Record, len(records))
+		for i, r := range records {
+			again[i] = &kgo.Record{Topic: r.Topic, Key: r.Key, Value: r.Value, Headers: r.Headers}
+		}
+		b.produce(again...)
+	}
+}
+
+func (b *bench) readTopic(topic string) (out []*kgo.Record) {
+	b.t.Helper()
+	adm := kadm.NewClient(b.producer)
+	ends, err := adm.ListEndOffsets(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	left := map[int32]int64{}
+	ends.Each(func(o kadm.ListedOffset) {
+		if o.Offset > 0 {
+			left[o.Partition] = o.Offset
+		}
+	})
+	opts, err := b.kafka.Opts()
+	require.NoError(b.t, err)
+	cl, err := kgo.NewClient(append(opts, kgo.ConsumeTopics(b.kafka.Topic(topic)), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
+	require.NoError(b.t, err)
+	defer cl.Close()
+	b.eventually("the topic is read", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		cl.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
+			if r.Offset < ends[r.Topic][r.Partition].Offset {
+				out = append(out, r)
+			}
+			if r.Offset+1 >= left[r.Partition] {
+				delete(left, r.Partition)
+			}
+		})
+		return len(left) == 0
+	})
+	return out
+}
+
+// drained waits until everything that stands in the transactional topic is
+// finished and committed.
+func (b *bench) drained() {
+	b.t.Helper()
+	adm := kadm.NewClient(b.producer)
+	topic := b.kafka.Topic(schemas.RailTopic("email", schemas.RailTransactional))
+	b.eventually("the topic is drained", func() bool {
+		ends, err := adm.ListEndOffsets(context.Background(), topic)
+		require.NoError(b.t, err)
+		committed, err := adm.FetchOffsets(context.Background(), b.kafka.Group(rail.Group("email", schemas.RailTransactional)))
+		require.NoError(b.t, err)
+		ok := true
+		ends.Each(func(o kadm.ListedOffset) {
+			c, found := committed.Lookup(topic, o.Partition)
+			ok = ok && (o.Offset == 0 || found && c.At == o.Offset)
+		})
+		return ok
+	})
 }
