@@ -34,7 +34,6 @@ func (a *API) leave(v *visit, batch bool) {
 	if cap(v.body) > kept {
 		return
 	}
-	clear(v.records)
 	v.records, v.body, v.answer = v.records[:0], v.body[:0], v.answer[:0]
 	pool.Put(v)
 }
