@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +32,16 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m, func() error { return goleak.Find() }) }
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(envChild); raw != "" {
+		if err := runAsChild(raw); err != nil {
+			fmt.Fprintln(os.Stderr, "rail worker of the test:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	testkit.Main(m, func() error { return goleak.Find() })
+}
 
 // bench is a test's own rail: database, topics, registry, buckets and a
 // provider in memory.

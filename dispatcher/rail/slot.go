@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/softcrum/carril/dispatcher/lane"
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/lease"
 	"github.com/softcrum/carril/internal/outbox"
@@ -83,21 +84,42 @@ func (k *slotKeeper) hold(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lane, err := outbox.Open(ctx, pool, fmt.Sprintf("%s:%d", sends.SlotPrefix, n), outbox.StoreOutbox, l.Epoch)
+	own, err := outbox.Open(ctx, pool, fmt.Sprintf("%s:%d", sends.SlotPrefix, n), outbox.StoreOutbox, l.Epoch)
 	if err != nil {
 		return err
 	}
-	pub := outbox.NewPublisher(lane, outbox.PublisherConfig{}, outbox.PublisherDeps{Pool: pool, Sink: k.w.deps.Sink,
+	pub := outbox.NewPublisher(own, outbox.PublisherConfig{}, outbox.PublisherDeps{Pool: pool, Sink: k.w.deps.Sink,
 		Source: outbox.TableSource{Pool: pool}, Topic: k.w.deps.Kafka.Topic, Log: k.w.log})
 	hctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	errs := make(chan error, 2)
 	wg.Go(func() { errs <- l.Keep(hctx, pool); cancel() })
 	wg.Go(func() { errs <- pub.Run(hctx); cancel() })
-	k.set(&sends.Slot{N: n, Epoch: l.Epoch, Lane: lane}, pub)
+	wg.Go(func() { k.rescue(hctx) })
+	k.set(&sends.Slot{N: n, Epoch: l.Epoch, Lane: own}, pub)
 	wg.Wait()
 	err = errors.Join(<-errs, <-errs)
 	rctx, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer done()
 	return errors.Join(err, l.Release(rctx, pool))
+}
+
+// rescue publishes what dead workers left in their lanes.
+func (k *slotKeeper) rescue(ctx context.Context) {
+	tick := time.NewTicker(k.w.cfg.SlotLife)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		n, err := lane.Rescue(ctx, sends.SlotPrefix, k.w.cfg.Owner, lane.Deps{Pool: k.w.deps.Pool, Sink: k.w.deps.Sink, Topic: k.w.deps.Kafka.Topic, Log: k.w.log})
+		switch {
+		case err != nil && ctx.Err() == nil:
+			k.w.log.Warn("lanes of dead workers wait", "error", err)
+		case n > 0:
+			k.w.log.Info("lanes of dead workers are emptied", "lanes", n)
+		}
+	}
 }

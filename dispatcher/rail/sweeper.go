@@ -73,6 +73,7 @@ func (s *Sweeper) work(ctx context.Context, l outbox.Lane, pub *outbox.Publisher
 		}
 		if time.Since(reconciled) >= s.cfg.Reconcile {
 			reconciled = time.Now()
+			s.rescue(ctx)
 			for _, store := range s.deps.Stores {
 				if err := s.reconcile(ctx, store, l, pub); err != nil && ctx.Err() == nil {
 					s.deps.Log.Warn("lost records are not looked for", "rail", store.Worker(), "error", err)
@@ -84,6 +85,14 @@ func (s *Sweeper) work(ctx context.Context, l outbox.Lane, pub *outbox.Publisher
 			return nil
 		case <-tick.C:
 		}
+	}
+}
+
+// rescue publishes what dead workers left, where no worker lives to do it.
+func (s *Sweeper) rescue(ctx context.Context) {
+	_, err := lane.Rescue(ctx, sends.SlotPrefix, s.cfg.Holder, lane.Deps{Pool: s.deps.Pool, Sink: s.deps.Sink, Topic: s.deps.Kafka.Topic, Log: s.deps.Log})
+	if err != nil && ctx.Err() == nil {
+		s.deps.Log.Warn("lanes of dead workers wait", "error", err)
 	}
 }
 

@@ -56,6 +56,12 @@ if ARGV[1] == 'report' then
   return {text(now), text(blocked), tostring(factor)}
 end
 
+if ARGV[1] == 'levels' then
+  local out = {text(now), text(math.max(0, blocked - now)), tostring(factor), text(math.max(0, tat - now)), text(number(stored[7], 0)), text(number(stored[9], 0)), text(number(stored[6], 0)), text(number(stored[8], 0))}
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. text(now), text(now + MARK + MARK_GRACE))) do out[#out + 1] = member end
+  return out
+end
+
 local mode, cost, least = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local capacity, rate, tenant_capacity, tenant_rate = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local tenant, asker, messages = ARGV[9], ARGV[10], tonumber(ARGV[11])

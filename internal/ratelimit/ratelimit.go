@@ -152,6 +152,42 @@ func (s *Script) Report(ctx context.Context, rdb redis.Scripter, r Report) error
 	return nil
 }
 
+// Levels is what stands in a provider's bucket.
+type Levels struct {
+	Factor    float64       // of the rate
+	Blocked   time.Duration // the provider asked for a pause: what is left of it
+	NextToken time.Duration // at capacity 1: until the next token is there
+	DayUsed   int           // messages of the day's quota, as last known
+	MonthUsed int
+	Waiters   []string // tenant:asker of every transactional ask that waits for the provider
+}
+
+// Levels reads a provider's bucket without taking from it.
+func (s *Script) Levels(ctx context.Context, rdb redis.Scripter, keys Keys, now time.Time) (Levels, error) {
+	vals, err := s.script.Run(ctx, rdb, keys.list(), "levels").StringSlice()
+	if err != nil {
+		return Levels{}, fmt.Errorf("read the buckets: %w", err)
+	}
+	if len(vals) < 8 {
+		return Levels{}, fmt.Errorf("the buckets answered %d values", len(vals))
+	}
+	var n [8]float64
+	for i := range n {
+		if n[i], err = strconv.ParseFloat(vals[i], 64); err != nil {
+			return Levels{}, fmt.Errorf("read the buckets: %w", err)
+		}
+	}
+	l := Levels{Blocked: time.Duration(n[1]) * time.Microsecond, Factor: n[2], NextToken: time.Duration(n[3]) * time.Microsecond, Waiters: vals[8:]}
+	day, month := period(now)
+	if int64(n[6]) >= day {
+		l.DayUsed = int(n[4])
+	}
+	if int64(n[7]) >= month {
+		l.MonthUsed = int(n[5])
+	}
+	return l, nil
+}
+
 func (k Keys) list() []string { return []string{k.Provider, k.Tenant, k.Waiters, k.Served, k.Askers} }
 
 // period numbers the UTC day and month of an instant, growing with time.
