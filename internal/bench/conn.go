@@ -84,6 +84,9 @@ func (c *Conn) Do(ctx context.Context, request []byte, want int) ([]byte, error)
 	return c.body, nil
 }
 
+// Body is the body of the last answer, valid until the next call of Do.
+func (c *Conn) Body() []byte { return c.body }
+
 // Close ends the connection; Do dials a new one.
 func (c *Conn) Close() {
 	if c.c != nil {

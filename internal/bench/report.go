@@ -64,13 +64,22 @@ type Machine struct {
 	Others []string `json:"others,omitempty"`
 }
 
-// Step is the time between two things that happen to each event.
+// Step is a part of what happens to each event or batch, and its time.
 type Step struct {
 	Name  string  `json:"step"`
 	P50   float64 `json:"p50_ms"`
 	P95   float64 `json:"p95_ms"`
 	P99   float64 `json:"p99_ms"`
 	Count uint64  `json:"count"`
+	Share float64 `json:"share,omitempty"` // of the whole measurement's time, where steps follow each other
+}
+
+// Share is a part of a whole, 0 to 1 where it is one.
+func Share(part, whole time.Duration) float64 {
+	if whole <= 0 {
+		return 0
+	}
+	return round(float64(part) / float64(whole))
 }
 
 // FiguresOf renders what a loop saw; each operation counts as units.
@@ -217,9 +226,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 	if len(r.Steps) > 0 {
 		fmt.Fprintln(w, "  where the time goes")
 		t = tabwriter.NewWriter(w, 4, 4, 2, ' ', 0)
-		fmt.Fprintln(t, "    step\tp50 ms\tp95 ms\tp99 ms\tof")
+		fmt.Fprintln(t, "    step\tp50 ms\tp95 ms\tp99 ms\tof\tshare")
 		for _, s := range r.Steps {
-			fmt.Fprintf(t, "    %s\t%.2f\t%.2f\t%.2f\t%d\n", s.Name, s.P50, s.P95, s.P99, s.Count)
+			fmt.Fprintf(t, "    %s\t%.2f\t%.2f\t%.2f\t%d\t%s\n", s.Name, s.P50, s.P95, s.P99, s.Count, s.share())
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -233,6 +242,13 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	_, err := fmt.Fprintln(w)
 	return err
+}
+
+func (s Step) share() string {
+	if s.Share == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f %%", 100*s.Share)
 }
 
 func (r *Report) spread() string {
