@@ -128,7 +128,7 @@ func (r *Report) Compare(ratioOf string) error {
 	result, baseline := r.Result.of(ratioOf), r.Baseline.of(ratioOf)
 	r.RatioOf = ratioOf
 	if result == 0 || baseline == 0 {
-		return fmt.Errorf("%s: %w (result %d, baseline %d; errors %v and %v)", r.Bench, ErrNoFigure,
+		return fmt.Errorf("%w (result %d, baseline %d; errors %v and %v)", ErrNoFigure,
 			r.Result.Count, r.Baseline.Count, r.Result.ErrorClasses, r.Baseline.ErrorClasses)
 	}
 	r.Ratio = round(result / baseline)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/softcrum/carril/ingestor"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -101,7 +102,7 @@ func (a *appendRun) preload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	producer, err := a.newProducer()
+	producer, err := a.busyProducer()
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ func (a *appendRun) preload(ctx context.Context) error {
 			return err
 		}
 		producer.Produce(ctx, &kgo.Record{Topic: a.kafka.Topic(schemas.TopicEvents), Key: []byte(t.id.String()), Value: value,
-			Headers: kafka.Event{ID: ev.EventID.String(), Type: "core.event", Source: kafka.Source(t.id), Subject: eventName, Time: a.at,
+			Headers: kafka.Event{ID: ev.EventID.String(), Type: ingestor.EventType, Source: kafka.Source(t.id), Subject: eventName, Time: a.at,
 				CorrelationID: ev.CorrelationID}.Headers()}, func(_ *kgo.Record, err error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -135,6 +136,12 @@ func (a *appendRun) preload(ctx context.Context) error {
 		return fmt.Errorf("fill the topic: %w", err)
 	}
 	return failed
+}
+
+// busyProducer makes a client with the options of the process role's, which
+// waits where it is full.
+func (a *appendRun) busyProducer() (*kgo.Client, error) {
+	return a.kafka.NewProducer(kgo.MaxBufferedRecords(100_000), kgo.RecordDeliveryTimeout(30*time.Second))
 }
 
 // drain runs the append stage until it has applied every event.
@@ -181,7 +188,7 @@ func (a *appendRun) stage(ctx context.Context) (*stream.Loop, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	producer, err := a.newProducer()
+	producer, err := a.busyProducer()
 	if err != nil {
 		return nil, nil, err
 	}

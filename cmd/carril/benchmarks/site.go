@@ -23,6 +23,7 @@ import (
 	"github.com/softcrum/carril/internal/devstack"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/migrations"
 	"github.com/softcrum/carril/schemas"
 )
@@ -85,6 +86,8 @@ func (s *site) startParts(ctx context.Context, cfg Config) error {
 	set.KafkaBrokers, set.RegistryURL, set.PostgresURL = s.stack.KafkaBrokers, s.stack.RegistryURL, s.stack.PostgresURL
 	set.RedisURL, set.StorageURL = s.stack.RedisURL, s.stack.StorageURL
 	set.KafkaPrefix += "bench-" + s.suffix + "."
+	set.RedisPrefix += "bench-" + s.suffix + ":"
+	s.undo = append(s.undo, s.dropKeys)
 	set.InstanceID = "bench-" + s.suffix
 	set.Addr, set.OpsAddr = "127.0.0.1:0", "127.0.0.1:0"
 	set.Drain = min(set.Drain, 10*time.Second)
@@ -262,6 +265,25 @@ func (s *site) describe(ctx context.Context) error {
 	}
 	s.machine.Others = []string{pgAs}
 	return nil
+}
+
+// dropKeys takes the site's counters out of a shared Redis.
+func (s *site) dropKeys(ctx context.Context) error {
+	if s.embedded(devstack.Redis) {
+		return nil
+	}
+	cl, err := ratelimit.Open(s.set.RedisURL)
+	if err != nil {
+		return fmt.Errorf("open Redis to clear it: %w", err)
+	}
+	defer cl.Close()
+	keys := cl.Scan(ctx, 0, s.set.RedisPrefix+"*", 1000).Iterator()
+	for keys.Next(ctx) {
+		if err := cl.Del(ctx, keys.Val()).Err(); err != nil {
+			return fmt.Errorf("clear Redis: %w", err)
+		}
+	}
+	return keys.Err()
 }
 
 // embeddedCluster is the cluster id of the embedded broker, which a running

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/ingestor"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/schemas"
@@ -149,9 +150,9 @@ type bareRecord struct {
 	headers []kgo.RecordHeader
 }
 
-// newProducer makes a client with the options of the roles' own.
+// newProducer makes a client with the front door's own options.
 func (r *run) newProducer() (*kgo.Client, error) {
-	return r.kafka.NewProducer(kgo.MaxBufferedRecords(100_000), kgo.RecordDeliveryTimeout(30*time.Second))
+	return r.kafka.NewProducer(ingestor.ProducerConfig{}.Opts()...)
 }
 
 // bareRecords makes each tenant's record and a topic like the platform's.
@@ -175,7 +176,7 @@ func (r *run) bareRecords(ctx context.Context, ts []tenant) (topic string, recor
 			return "", nil, err
 		}
 		records["Bearer "+t.key] = bareRecord{key: []byte(t.id.String()), value: newStencil(value), headers: kafka.Event{ID: ev.EventID.String(),
-			Type: "core.event", Source: kafka.Source(t.id), Subject: ev.EventName, Time: ev.OccurredAt, CorrelationID: ev.CorrelationID}.Headers()}
+			Type: ingestor.EventType, Source: kafka.Source(t.id), Subject: ev.EventName, Time: ev.OccurredAt, CorrelationID: ev.CorrelationID}.Headers()}
 	}
 	return topic, records, nil
 }
