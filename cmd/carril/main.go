@@ -43,6 +43,7 @@ type cli struct {
 
 	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
 	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`
+	Bench     benchCmd     `cmd:"" help:"Measure each part against a baseline in the same run."`
 	Conf      configCmd    `cmd:"" name:"config" help:"Print the effective settings, secrets masked."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }

@@ -1,0 +1,18 @@
+package bench
+
+import (
+	"syscall"
+	"time"
+)
+
+// sleepPrecisely sleeps in the kernel: the runtime's own timers round up to a
+// whole millisecond when nothing else is to do, which an open loop would count
+// as the target's latency. It blocks its thread, so one pacer alone calls it.
+func sleepPrecisely(d time.Duration) {
+	if d > 100*time.Millisecond {
+		time.Sleep(min(d-50*time.Millisecond, 250*time.Millisecond))
+		return // the rest in the next call: a long sleep is no reason to hold a thread
+	}
+	ts := syscall.NsecToTimespec(int64(d))
+	_ = syscall.Nanosleep(&ts, nil) // woken early by a signal: the pacer looks at the clock again
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package bench
+
+import "time"
+
+func sleepPrecisely(d time.Duration) { time.Sleep(d) }
