@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sr"
 
+	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/lifecycle"
@@ -56,6 +57,7 @@ type App struct {
 	streams       *stream.Metrics
 	statusHandler *sends.Statuses
 	shared        *dispatching
+	watcher       *bucket.Limiter
 	readies       []readiness
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -42,6 +43,54 @@ type dispatching struct {
 	buckets   *bucket.Metrics
 }
 
+// prefix stands before every key of the rails in Redis.
+func (a *App) prefix() string { return a.set.RedisPrefix + "carril:" }
+
+// names gives the providers' names.
+func (d *dispatching) names() []string {
+	names := make([]string, 0, len(d.providers))
+	for n := range d.providers {
+		names = append(names, n)
+	}
+	return names
+}
+
+// stated is what is known of the providers without any configuration.
+func (d *dispatching) stated() map[string]bucket.Stated {
+	out := map[string]bucket.Stated{}
+	for n, p := range d.providers {
+		out[n] = bucket.Stated{RatePerSecond: p.Capabilities().RatePerSecond}
+	}
+	return out
+}
+
+// levels reads the buckets without asking for tokens: it is none of the askers
+// among whom a rate is divided while Redis is away.
+func (a *App) levels(d *dispatching) (*bucket.Limiter, error) {
+	if a.watcher != nil {
+		return a.watcher, nil
+	}
+	l, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-watch", Providers: d.stated()},
+		bucket.Deps{Redis: d.redis, Pool: a.side, Log: a.log})
+	if err != nil {
+		return nil, err
+	}
+	a.watcher = l
+	a.stack.Go(lifecyclePart("bucket levels", func(ctx context.Context) error {
+		for {
+			lctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			_ = l.Load(lctx) // what it cannot read stays as it was
+			cancel()
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(5 * time.Second):
+			}
+		}
+	}))
+	return l, nil
+}
+
 // store is a rail's jobs and sends over a pool.
 func (d *dispatching) store(channel, r string, pool *pgxpool.Pool, codec *schemas.Codec) (*sends.Store, error) {
 	return sends.New(sends.Config{Channel: channel, Rail: r, Provider: d.byChannel[channel].Name()}, sends.Deps{Pool: pool, Codec: codec, Providers: d.providers})
@@ -56,6 +105,11 @@ func (a *App) dispatching() (*dispatching, error) {
 	if err := a.openProviders(d); err != nil {
 		return nil, err
 	}
+	var err error
+	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
+		return nil, configError("redis-url", "cannot be used")
+	}
+	a.stack.OnStop("redis client of the buckets", func() { _ = d.redis.Close() })
 	a.shared = d
 	return d, nil
 }
@@ -66,16 +120,8 @@ func (a *App) startDispatch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
-		return configError("redis-url", "cannot be used")
-	}
-	a.stack.OnStop("redis client of the buckets", func() { _ = d.redis.Close() })
 	d.metrics = rail.NewMetrics(a.reg, a.set.Channels)
-	names := make([]string, 0, len(d.providers))
-	for n := range d.providers {
-		names = append(names, n)
-	}
-	d.buckets = bucket.NewMetrics(a.reg, names)
+	d.buckets = bucket.NewMetrics(a.reg, d.names())
 	for _, channel := range a.set.Channels {
 		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
 			if (a.roles.Channel == "" || a.roles.Channel == channel) && (a.roles.Rail == "" || a.roles.Rail == r) {
@@ -119,15 +165,20 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	if err != nil {
 		return err
 	}
-	limiter, err := bucket.New(bucket.Config{Prefix: a.set.RedisPrefix + "carril:", Asker: ids.New().String() + "-" + r,
-		Providers: map[string]bucket.Stated{p.Name(): {RatePerSecond: a.set.ResendRate}}},
+	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Providers: d.stated()},
 		bucket.Deps{Redis: d.redis, Pool: a.side, Listen: a.direct, Log: a.log, Metrics: d.buckets})
 	if err != nil {
 		return err
 	}
 	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
+	var yield rail.Yielder
+	if r == schemas.RailMarketing {
+		reader := rail.NewYieldReader(d.redis, a.prefix(), channel, 0)
+		a.stack.Go(lifecyclePart("yield of "+name, reader.Run))
+		yield = reader
+	}
 	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
-		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: neverYield{}, Log: a.log, Metrics: d.metrics})
+		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield, Log: a.log, Metrics: d.metrics})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}

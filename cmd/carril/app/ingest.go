@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/dispatcher/provider/resend"
+	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/ingestor"
 	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/ingestor/manage"
@@ -49,9 +50,13 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	queues, err := a.queueHealth()
+	if err != nil {
+		return err
+	}
 	r := httpserver.NewRouter()
 	api.Mount(r)
-	manage.New(manage.Deps{Keys: keys, DB: a.side, Queues: a.queueHealth()}).Mount(r)
+	manage.New(manage.Deps{Keys: keys, DB: a.side, Queues: queues}).Mount(r)
 	if hooks != nil {
 		r.Handle(providerhook.Route, hooks)
 	}
@@ -127,5 +132,27 @@ func (q providerQueue) Enqueue(ctx context.Context, e providerhook.Event) error 
 	}
 }
 
-// queueHealth answers for the rails that are known here.
-func (a *App) queueHealth() manage.QueueHealth { return nil }
+// queueHealth reads the state of both rails of every channel; nil where this
+// process is not told of the providers.
+func (a *App) queueHealth() (manage.QueueHealth, error) {
+	if a.set.ResendKey == "" {
+		return nil, nil //nolint:nilnil // no provider, no route
+	}
+	d, err := a.dispatching()
+	if err != nil {
+		return nil, err
+	}
+	levels, err := a.levels(d)
+	if err != nil {
+		return nil, err
+	}
+	providers := map[string]string{}
+	for _, channel := range a.set.Channels {
+		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+			providers[schemas.RailWorker(channel, r)] = d.byChannel[channel].Name()
+		}
+	}
+	deps := rail.HealthDeps{Pool: a.side, Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Prefix: a.prefix(), Buckets: levels,
+		Channels: a.set.Channels, Providers: providers}
+	return func(ctx context.Context) any { return rail.Health(ctx, deps) }, nil
+}

@@ -38,12 +38,30 @@ func (a *App) startMaintain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	depths := rail.NewDepthMetrics(a.reg, a.set.Channels)
 	for _, channel := range a.set.Channels {
 		if err := a.startSweepAndFeeder(ctx, d, channel); err != nil {
 			return err
 		}
+		if err := a.startMonitor(d, channel, depths); err != nil {
+			return err
+		}
 	}
 	return a.startMatcher(ctx)
+}
+
+// startMonitor watches a channel's transactional rail: marketing yields on its
+// word, and on its silence.
+func (a *App) startMonitor(d *dispatching, channel string, depths *rail.DepthMetrics) error {
+	levels, err := a.levels(d)
+	if err != nil {
+		return err
+	}
+	m := rail.NewMonitor(rail.MonitorConfig{Channel: channel, Prefix: a.prefix(), Holder: owner(), Yield: rail.YieldConfig{Budget: a.set.LatencyBudget}},
+		rail.MonitorDeps{Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Pool: a.direct, Buckets: levels, Provider: d.byChannel[channel].Name(),
+			Log: a.log, Metrics: depths})
+	a.stack.Go(lifecyclePart("depth monitor "+channel, m.Run))
+	return nil
 }
 
 // startSweepAndFeeder moves what no rail worker moves: expired leases, parked
