@@ -125,10 +125,8 @@ func TestBodySize(t *testing.T) {
 	})
 	t.Run("DecidesByTheHeader", func(t *testing.T) { // row 18
 		t.Parallel()
-		began := time.Now()
 		resp, body := f.raw(t, "POST "+trackPath+headers+"Content-Length: 9999999999\r\n\r\nabc")
-		requireProblem(t, resp, body, http.StatusRequestEntityTooLarge, "body_too_large")
-		require.Less(t, time.Since(began), 400*time.Millisecond, "without waiting for the body")
+		requireProblem(t, resp, body, http.StatusRequestEntityTooLarge, "body_too_large") // waiting for the body would end in a 408
 		require.True(t, resp.Close)
 	})
 	t.Run("Answers408WhenTheRestDoesNotCome", func(t *testing.T) {
