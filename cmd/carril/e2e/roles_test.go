@@ -100,7 +100,7 @@ func (c *cluster) settled(n int) {
 	c.t.Helper()
 	c.db.await(n, 3*time.Minute, `SELECT count(*) FROM core.tracked_events WHERE occurred_at > '-infinity' AND event_name = 'invoice.paid'`)
 	c.db.await(n, 3*time.Minute, `SELECT count(*) FROM core.points_ledger`)
-	c.db.await(n, 3*time.Minute, `SELECT count(*) FROM messaging.sends WHERE requested_at > '-infinity'`)
+	c.db.await(n, 6*time.Minute, `SELECT count(*) FROM messaging.sends WHERE requested_at > '-infinity'`)
 	c.db.await(n, 3*time.Minute, `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at > '-infinity' AND status = 'delivered'`)
 	require.Equal(c.t, n, c.sent(), "messages that the provider took")
 	require.Zero(c.t, c.db.count(`SELECT count(*) FROM core.dead_letters`))
