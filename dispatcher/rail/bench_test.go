@@ -359,7 +359,11 @@ func (b *bench) report(e event) {
 	require.NoError(b.t, err)
 	v, err := b.codec.Encode(context.Background(), nil, schemas.TopicProviderEvents, &schemas.ProviderEvent{Provider: "fake", ProviderEventID: e.id, Body: body, ReceivedAt: time.Now().UTC()})
 	require.NoError(b.t, err)
-	b.produce(&kgo.Record{Topic: b.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(e.id), Value: v})
+	key := e.message // the front door keys by the send or the message, so that one send's events stay in one partition
+	if e.send != uuid.Nil {
+		key = e.send.String()
+	}
+	b.produce(&kgo.Record{Topic: b.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(key), Value: v})
 }
 
 func contains(body []byte, s string) bool { return bytes.Contains(body, []byte(s)) }

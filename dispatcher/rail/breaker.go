@@ -15,8 +15,9 @@ type breaker struct {
 }
 
 const (
-	breakAfter = 5
-	maxPause   = 30 * time.Second
+	breakAfter = 5                      // failures in a row
+	firstPause = 250 * time.Millisecond // doubled by each probe that fails
+	maxPause   = 5 * time.Second
 )
 
 // wait says how long nothing may leave; at most one request is on its way
@@ -44,8 +45,11 @@ func (b *breaker) succeeded() {
 
 func (b *breaker) failed(now time.Time) {
 	b.abort()
+	if b.failures >= breakAfter && now.Before(b.until) {
+		return // it was on its way when another's failure opened the breaker
+	}
 	if b.failures++; b.failures >= breakAfter {
-		pause := min(maxPause, time.Second<<min(b.failures-breakAfter, 10))
+		pause := min(maxPause, firstPause<<min(b.failures-breakAfter, 10))
 		b.until, b.reason = now.Add(jitter(pause)), "provider_failing"
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/internal/kafka"
@@ -226,7 +227,7 @@ func readLogs(ctx context.Context, adm *kadm.Client, k kafka.Config, channel, ra
 		afters = append(afters, listed)
 	}
 	committed, err := adm.FetchOffsets(ctx, group)
-	if err != nil {
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) { // a group that nobody ever joined has committed nothing
 		return out, fmt.Errorf("commits of %s: %w", group, err)
 	}
 	out.partitions = map[int32]partitionLog{}

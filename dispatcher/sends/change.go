@@ -48,3 +48,10 @@ func statusChange(ctx context.Context, codec *schemas.Codec, c change) (outbox.M
 		Headers: kafka.Event{ID: c.id.String(), Type: st.event, Source: kafka.Source(c.tenant), Subject: c.send.String(),
 			Time: c.occurred, CorrelationID: c.correlation}.Headers()}, nil
 }
+
+// StatusInfo gives a status's rank and the event that announces it; "" where
+// none does.
+func StatusInfo(status string) (rank int32, event string, ok bool) {
+	s, ok := statuses[status]
+	return s.rank, s.event, ok
+}
