@@ -21,6 +21,7 @@ type Stats struct {
 	Late    Histogram         // open loop: from when it was due to when it was started
 	Errors  map[string]uint64 // by class; see Class
 	Elapsed time.Duration     // from the first start to the last end
+	CPU     time.Duration     // that this process used meanwhile, generator and all; 0: unknown
 }
 
 // Rate is successes a second.
@@ -45,6 +46,7 @@ func (s *Stats) Merge(o *Stats) {
 	s.Latency.Merge(&o.Latency)
 	s.Late.Merge(&o.Late)
 	s.Elapsed += o.Elapsed
+	s.CPU += o.CPU
 	for class, n := range o.Errors {
 		s.fail(class, n)
 	}
@@ -76,7 +78,7 @@ func Class(err error) string {
 // target does with so many callers. What ends after d is not counted, unless it
 // is the first of its worker: then the time is longer, not the figure empty.
 func Closed(ctx context.Context, ops []Op, d time.Duration) *Stats {
-	start := time.Now()
+	start, cpu := time.Now(), CPUTime()
 	end := start.Add(d)
 	parts := each(ops, func(op Op, s *Stats) {
 		for from := time.Now(); ; {
@@ -97,6 +99,7 @@ func Closed(ctx context.Context, ops []Op, d time.Duration) *Stats {
 		}
 	})
 	all := sum(parts)
+	all.CPU = CPUTime() - cpu
 	all.Elapsed = min(d, time.Since(start)) // shorter when ctx ended
 	for i := range parts {
 		all.Elapsed = max(all.Elapsed, parts[i].Elapsed)
@@ -123,7 +126,7 @@ func (l OpenLoop) Run(ctx context.Context, ops []Op) *Stats {
 	if l.Sleep == nil {
 		l.Sleep = sleepPrecisely
 	}
-	start := time.Now()
+	start, cpu := time.Now(), CPUTime()
 	ctx, cancel := context.WithDeadline(ctx, start.Add(l.Duration+l.Drain))
 	defer cancel()
 	due := make(chan time.Time, 1024)
@@ -146,6 +149,7 @@ func (l OpenLoop) Run(ctx context.Context, ops []Op) *Stats {
 	})
 	pacing.Wait()
 	all := sum(parts)
+	all.CPU = CPUTime() - cpu
 	if left > 0 {
 		all.fail(ErrNotStarted.Error(), left)
 	}
