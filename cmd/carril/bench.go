@@ -18,6 +18,8 @@ type benchCmd struct {
 	Track  benchTrackCmd  `cmd:"" help:"Single events at the front door, to the 202."`
 	Batch  benchBatchCmd  `cmd:"" help:"Batches of 500 events at the front door, to the 202."`
 	Append benchAppendCmd `cmd:"" help:"The append stage, over events that wait."`
+	E2E    benchE2ECmd    `cmd:"" name:"e2e" help:"An event's way through everything, from its 202 to the provider's request."`
+	Blast  benchBlastCmd  `cmd:"" name:"blast-vs-otp" help:"One tenant's one-time codes beside another tenant's blast."`
 	All    benchAllCmd    `cmd:"" help:"All of them, one after the other; one JSON object a line with --json."`
 }
 
@@ -78,6 +80,20 @@ type benchBatchCmd struct {
 	benchLoad
 }
 
+type benchE2ECmd struct {
+	benchFlags
+	benchLoad
+	ProviderRate float64 `help:"Requests a second that the provider takes; no limit when 0."`
+}
+
+type benchBlastCmd struct {
+	JSON         bool          `name:"json" help:"Print one JSON object."`
+	Duration     time.Duration `default:"60s" help:"Of the codes beside the blast and of those before it together."`
+	Rate         float64       `default:"1" help:"Codes a second."`
+	Blast        int           `default:"20000" help:"Messages of the blast."`
+	ProviderRate float64       `default:"5" help:"Requests a second that the provider takes; a batch of marketing messages is one."`
+}
+
 type benchAppendCmd struct {
 	benchFlags
 	Events   int `default:"200000" help:"Events that wait to be appended, up to 5,000,000."`
@@ -89,6 +105,30 @@ func (c benchTrackCmd) Run(e *environment) error {
 }
 func (c benchBatchCmd) Run(e *environment) error {
 	return e.load(c.benchFlags, c.benchLoad, benchmarks.Batch)
+}
+
+func (c benchE2ECmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err == nil {
+		err = c.into(&cfg)
+	}
+	if err != nil {
+		return err
+	}
+	cfg.ProviderRate = c.ProviderRate
+	return e.bench(cfg, c.JSON, benchmarks.E2E)
+}
+
+func (c benchBlastCmd) Run(e *environment) error {
+	cfg, err := benchFlags{JSON: c.JSON, Duration: c.Duration}.config(e)
+	if err != nil {
+		return err
+	}
+	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Blast < 1 || c.Blast > 1_000_000 {
+		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, blast 1 to 1000000", app.ErrConfig)
+	}
+	cfg.Rate, cfg.Blast, cfg.ProviderRate = c.Rate, c.Blast, c.ProviderRate
+	return e.bench(cfg, c.JSON, benchmarks.BlastVsOTP)
 }
 
 func (c benchAppendCmd) Run(e *environment) error {

@@ -21,6 +21,7 @@ type Stats struct {
 	Late    Histogram         // open loop: from when it was due to when it was started
 	Errors  map[string]uint64 // by class; see Class
 	Elapsed time.Duration     // from the first start to the last end
+	CPU     time.Duration     // that this process used meanwhile, generator and all; 0: unknown
 }
 
 // Rate is successes a second.
@@ -45,6 +46,7 @@ func (s *Stats) Merge(o *Stats) {
 	s.Latency.Merge(&o.Latency)
 	s.Late.Merge(&o.Late)
 	s.Elapsed += o.Elapsed
+	s.CPU += o.CPU
 	for class, n := range o.Errors {
 		s.fail(class, n)
 	}
@@ -73,29 +75,35 @@ func Class(err error) string {
 }
 
 // Closed runs each op again and again, one at a time, for d: the most that the
-// target does with so many callers. What ends after d is not counted.
+// target does with so many callers. What ends after d is not counted, unless it
+// is the first of its worker: then the time is longer, not the figure empty.
 func Closed(ctx context.Context, ops []Op, d time.Duration) *Stats {
-	start := time.Now()
+	start, cpu := time.Now(), CPUTime()
 	end := start.Add(d)
 	parts := each(ops, func(op Op, s *Stats) {
-		for from := time.Now(); ctx.Err() == nil; {
+		for from := time.Now(); ; {
 			err := op(ctx)
 			now := time.Now()
-			if now.After(end) || ctx.Err() != nil {
+			if ctx.Err() != nil || now.After(end) && s.Elapsed > 0 {
 				return
 			}
-			if err != nil {
-				s.fail(Class(err), 1)
-				pause(ctx, time.Millisecond) // an op that fails at once would only spin
-				now = time.Now()
-			} else {
+			s.Elapsed = now.Sub(start)
+			if err == nil {
 				s.Latency.Record(now.Sub(from))
+				from = now
+				continue
 			}
-			from = now
+			s.fail(Class(err), 1)
+			pause(ctx, time.Millisecond) // an op that fails at once would only spin
+			from = time.Now()
 		}
 	})
 	all := sum(parts)
-	all.Elapsed = min(time.Since(start), d)
+	all.CPU = CPUTime() - cpu
+	all.Elapsed = min(d, time.Since(start)) // shorter when ctx ended
+	for i := range parts {
+		all.Elapsed = max(all.Elapsed, parts[i].Elapsed)
+	}
 	return all
 }
 
@@ -118,7 +126,7 @@ func (l OpenLoop) Run(ctx context.Context, ops []Op) *Stats {
 	if l.Sleep == nil {
 		l.Sleep = sleepPrecisely
 	}
-	start := time.Now()
+	start, cpu := time.Now(), CPUTime()
 	ctx, cancel := context.WithDeadline(ctx, start.Add(l.Duration+l.Drain))
 	defer cancel()
 	due := make(chan time.Time, 1024)
@@ -141,6 +149,7 @@ func (l OpenLoop) Run(ctx context.Context, ops []Op) *Stats {
 	})
 	pacing.Wait()
 	all := sum(parts)
+	all.CPU = CPUTime() - cpu
 	if left > 0 {
 		all.fail(ErrNotStarted.Error(), left)
 	}

@@ -47,6 +47,15 @@ func TestClosed(t *testing.T) {
 		})
 	})
 
+	t.Run("CountsAWorkersFirstEvenWhenItEndsLate", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			s := Closed(t.Context(), []Op{takes(3 * time.Second), takes(400 * time.Millisecond)}, time.Second)
+			require.EqualValues(t, 1+2, s.Latency.Count())
+			require.Equal(t, 3*time.Second, s.Elapsed)
+		})
+	})
+
 	t.Run("EndsWithItsContext", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {

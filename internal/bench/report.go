@@ -34,6 +34,7 @@ type Report struct {
 	Machine    Machine        `json:"machine"`
 	Settings   map[string]any `json:"settings,omitempty"`
 	Steps      []Step         `json:"steps,omitempty"`   // where the time goes
+	More       []More         `json:"more,omitempty"`    // further measurements beside the result
 	Details    map[string]any `json:"details,omitempty"` // figures of this benchmark alone
 	Notes      []string       `json:"notes,omitempty"`   // what a reader must know to believe the figures
 }
@@ -45,6 +46,7 @@ type Figures struct {
 	P95          float64           `json:"p95_ms"`
 	P99          float64           `json:"p99_ms"`
 	Max          float64           `json:"max_ms"`
+	CPU          float64           `json:"cpu_us,omitempty"` // of this process, a unit: steadier than a rate where others use the cores too
 	Count        uint64            `json:"count"`
 	Errors       uint64            `json:"errors"`
 	ErrorClasses map[string]uint64 `json:"error_classes,omitempty"`
@@ -54,6 +56,14 @@ type Figures struct {
 type Baseline struct {
 	What string `json:"what"`
 	Figures
+	Steps []Step `json:"steps,omitempty"`
+}
+
+// More is a further measurement of the same kind.
+type More struct {
+	Name string `json:"name"`
+	Figures
+	Steps []Step `json:"steps,omitempty"`
 }
 
 // Machine is where it was measured.
@@ -87,6 +97,9 @@ func FiguresOf(s *Stats, units int) Figures {
 	f := Figures{Rate: round(s.Rate() * float64(units)), Count: s.Latency.Count() * uint64(units), Errors: s.Failed()}
 	f.P50, f.P95, f.P99 = quantiles(&s.Latency)
 	f.Max = Millis(s.Latency.Max())
+	if f.Count > 0 {
+		f.CPU = round(float64(s.CPU.Microseconds()) / float64(f.Count))
+	}
 	if len(s.Errors) > 0 {
 		f.ErrorClasses = s.Errors
 	}
@@ -210,12 +223,10 @@ func (r *Report) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s: %s a second, %s\n", r.Bench, r.Unit, r.Mode)
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "\trate/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\terrors\t")
-	for _, row := range []struct {
-		name string
-		f    Figures
-	}{{"result", r.Result}, {"baseline", r.Baseline.Figures}} {
-		fmt.Fprintf(t, "%s\t%.1f\t%.2f\t%.2f\t%.2f\t%.1f\t%s\t\n", row.name, row.f.Rate, row.f.P50, row.f.P95, row.f.P99, row.f.Max, row.f.errors())
+	fmt.Fprintln(t, "\trate/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\tCPU µs\terrors\t")
+	for _, m := range append([]More{{Name: "result", Figures: r.Result}, {Name: "baseline", Figures: r.Baseline.Figures}}, r.More...) {
+		f := m.Figures
+		fmt.Fprintf(t, "%s\t%.1f\t%.2f\t%.2f\t%.2f\t%.1f\t%.0f\t%s\t\n", m.Name, f.Rate, f.P50, f.P95, f.P99, f.Max, f.CPU, f.errors())
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -223,14 +234,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "  ratio     %.3f of the baseline's %s%s\n", r.Ratio, strings.TrimSuffix(r.RatioOf, "_ms"), r.spread())
 	fmt.Fprintf(w, "  baseline  %s\n", r.Baseline.What)
 	fmt.Fprintf(w, "  machine   %s\n", r.Machine)
-	if len(r.Steps) > 0 {
-		fmt.Fprintln(w, "  where the time goes")
-		t = tabwriter.NewWriter(w, 4, 4, 2, ' ', 0)
-		fmt.Fprintln(t, "    step\tp50 ms\tp95 ms\tp99 ms\tof\tshare")
-		for _, s := range r.Steps {
-			fmt.Fprintf(t, "    %s\t%.2f\t%.2f\t%.2f\t%d\t%s\n", s.Name, s.P50, s.P95, s.P99, s.Count, s.share())
-		}
-		if err := t.Flush(); err != nil {
+	for _, m := range append([]More{{Steps: r.Steps}, {Name: "in the baseline", Steps: r.Baseline.Steps}}, r.More...) {
+		if err := writeSteps(w, m); err != nil {
 			return err
 		}
 	}
@@ -242,6 +247,19 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	_, err := fmt.Fprintln(w)
 	return err
+}
+
+func writeSteps(w io.Writer, m More) error {
+	if len(m.Steps) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w, strings.TrimRight("  where the time goes "+m.Name, " "))
+	t := tabwriter.NewWriter(w, 4, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "    step\tp50 ms\tp95 ms\tp99 ms\tof\tshare")
+	for _, s := range m.Steps {
+		fmt.Fprintf(t, "    %s\t%.2f\t%.2f\t%.2f\t%d\t%s\n", s.Name, s.P50, s.P95, s.P99, s.Count, s.share())
+	}
+	return t.Flush()
 }
 
 func (s Step) share() string {

@@ -3,6 +3,7 @@ package benchmarks
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -59,8 +60,11 @@ func (p phase) rate(from, to int) float64 {
 	if d <= 0 {
 		return 0
 	}
-	return float64(int(float64(to-from)/d*10)) / 10
+	return round1(float64(to-from) / d)
 }
+
+func round1(f float64) float64 { return math.Round(f*10) / 10 }
+func round3(f float64) float64 { return math.Round(f*1000) / 1000 }
 
 func (p phase) when(rows int) time.Time {
 	for i := 1; i < len(p.points); i++ {

@@ -64,7 +64,7 @@ func (c Config) withDefaults() Config {
 type Benchmark func(ctx context.Context, cfg Config) (*bench.Report, error)
 
 // All gives every benchmark, in the order of an event's way.
-func All() []Benchmark { return []Benchmark{Track, Batch, Append} }
+func All() []Benchmark { return []Benchmark{Track, Batch, Append, E2E} }
 
 // run is one benchmark at work: its site, and what it shows meanwhile.
 type run struct {

@@ -37,8 +37,8 @@ func tiny(t *testing.T) Config {
 	}
 }
 
-// measured runs a benchmark and checks what every report must have.
-func measured(t *testing.T, b Benchmark, cfg Config) *bench.Report {
+// sound runs a benchmark and checks what every report must have.
+func sound(t *testing.T, b Benchmark, cfg Config) *bench.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -87,7 +87,7 @@ func TestTrack(t *testing.T) {
 
 	t.Run("ClosedLoopComparesRates", func(t *testing.T) {
 		t.Parallel()
-		rep := measured(t, Track, tiny(t))
+		rep := sound(t, Track, tiny(t))
 		require.Equal(t, "rate", rep.RatioOf)
 	})
 
@@ -95,7 +95,7 @@ func TestTrack(t *testing.T) {
 		t.Parallel()
 		cfg := tiny(t)
 		cfg.Rate = 100
-		rep := measured(t, Track, cfg)
+		rep := sound(t, Track, cfg)
 		require.Equal(t, "p95_ms", rep.RatioOf)
 		require.EqualValues(t, 40, rep.Result.Count)
 		require.EqualValues(t, 40, rep.Baseline.Count)
@@ -104,7 +104,7 @@ func TestTrack(t *testing.T) {
 
 func TestBatch(t *testing.T) {
 	t.Parallel()
-	rep := measured(t, Batch, tiny(t))
+	rep := sound(t, Batch, tiny(t))
 	require.Zero(t, rep.Result.Count%500)
 }
 
@@ -112,7 +112,7 @@ func TestAppend(t *testing.T) {
 	t.Parallel()
 	cfg := tiny(t)
 	cfg.Events, cfg.Contacts = 4_500, 100
-	rep := measured(t, Append, cfg)
+	rep := sound(t, Append, cfg)
 	require.EqualValues(t, 4_500, rep.Result.Count)
 	require.EqualValues(t, 4_500, rep.Baseline.Count)
 	for _, name := range []string{"first_fifth_rate", "last_fifth_rate", "baseline_first_fifth_rate", "baseline_last_fifth_rate"} {
