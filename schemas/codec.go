@@ -67,10 +67,16 @@ type Codec struct {
 	readers map[string]*avro.Schema // by schema name
 
 	mu       sync.RWMutex
-	ids      map[string]int32         // subject -> id of our schema
+	writers  map[string]writer        // topic without prefix -> what Encode needs
 	resolved map[readKey]*avro.Schema // writer id and reader name -> decoder
 	unknown  map[int]time.Time        // ids that the registry denied, and when
 	generic  map[int]*goavro.Codec
+}
+
+// writer is our schema of a topic and its id in the registry.
+type writer struct {
+	id     int32
+	schema *avro.Schema
 }
 
 type readKey struct {
@@ -84,7 +90,7 @@ func NewCodec(reg Registry, prefix string) (*Codec, error) {
 	c := &Codec{
 		reg: reg, prefix: prefix,
 		readers:  map[string]*avro.Schema{},
-		ids:      map[string]int32{},
+		writers:  map[string]writer{},
 		resolved: map[readKey]*avro.Schema{},
 		unknown:  map[int]time.Time{},
 		generic:  map[int]*goavro.Codec{},
@@ -107,7 +113,7 @@ func NewCodec(reg Registry, prefix string) (*Codec, error) {
 // never asks the registry on a hot path.
 func (c *Codec) Warm(ctx context.Context, topics ...string) error {
 	for _, t := range topics {
-		if _, err := c.id(ctx, t); err != nil {
+		if _, err := c.writer(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -116,16 +122,15 @@ func (c *Codec) Warm(ctx context.Context, topics ...string) error {
 
 // Encode appends the framed record for a topic (named without prefix) to dst.
 func (c *Codec) Encode(ctx context.Context, dst []byte, topic string, record any) ([]byte, error) {
-	id, err := c.id(ctx, topic)
+	w, err := c.writer(ctx, topic)
 	if err != nil {
 		return dst, err
 	}
-	name, _ := schemaOf(topic)
 	dst = append(dst, 0)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(id))
-	out, err := c.readers[name].AppendEncode(dst, record)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(w.id))
+	out, err := w.schema.AppendEncode(dst, record)
 	if err != nil {
-		return dst, fmt.Errorf("encode %s: %w", name, err)
+		return dst, fmt.Errorf("encode for %s: %w", topic, err)
 	}
 	return out, nil
 }
@@ -194,32 +199,33 @@ func frameID(data []byte) (int, error) {
 	return int(binary.BigEndian.Uint32(data[1:headerLen])), nil
 }
 
-// id finds the registry's id of our schema for a topic, registering it where
-// it is new.
-func (c *Codec) id(ctx context.Context, topic string) (int32, error) {
-	subject := Subject(c.prefix + topic)
+// writer finds our schema for a topic and the registry's id of it, registering
+// it where it is new. Hot paths come here for every record.
+func (c *Codec) writer(ctx context.Context, topic string) (writer, error) {
 	c.mu.RLock()
-	id, ok := c.ids[subject]
+	w, ok := c.writers[topic]
 	c.mu.RUnlock()
 	if ok {
-		return id, nil
+		return w, nil
 	}
 	name, ok := schemaOf(topic)
 	if !ok {
-		return 0, fmt.Errorf("topic %s has no schema", topic)
+		return writer{}, fmt.Errorf("topic %s has no schema", topic)
 	}
 	src, err := Source(name)
 	if err != nil {
-		return 0, err
+		return writer{}, err
 	}
+	subject := Subject(c.prefix + topic)
 	ss, err := c.reg.CreateSchema(ctx, subject, sr.Schema{Schema: src, Type: sr.TypeAvro})
 	if err != nil {
-		return 0, registryError("register "+subject, err)
+		return writer{}, registryError("register "+subject, err)
 	}
+	w = writer{int32(ss.ID), c.readers[name]}
 	c.mu.Lock()
-	c.ids[subject] = int32(ss.ID)
+	c.writers[topic] = w
 	c.mu.Unlock()
-	return int32(ss.ID), nil
+	return w, nil
 }
 
 func (c *Codec) reader(ctx context.Context, k readKey) (*avro.Schema, error) {

@@ -42,6 +42,11 @@ func loadConfig(ctx *kong.Context) error {
 		return fmt.Errorf("settings file %s: %w", path, err)
 	}
 	ctx.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+		for _, env := range flag.Envs {
+			if _, set := os.LookupEnv(env); set { // a variable stands above the file
+				return nil, nil //nolint:nilnil // kong's own form of "not set here"
+			}
+		}
 		if v, ok := values[flag.Name]; ok {
 			return v, nil
 		}

@@ -8,6 +8,9 @@ import (
 	"github.com/softcrum/carril/cmd/carril/app"
 )
 
+// defaultData is where `carril dev` keeps its data unless it is told.
+const defaultData = ".carril"
+
 type devCmd struct {
 	roleFlags
 	Data  string `default:".carril" help:"Data folder; it survives restarts." placeholder:"DIR"`

@@ -43,6 +43,7 @@ type cli struct {
 
 	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
 	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`
+	Bench     benchCmd     `cmd:"" help:"Measure each part against a baseline in the same run."`
 	Conf      configCmd    `cmd:"" name:"config" help:"Print the effective settings, secrets masked."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
@@ -78,15 +79,15 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "carril:", err)
 		return exitUsage
 	}
-	if err := c.Settings.ReadSecretFiles(os.Getenv); err == nil {
-		err = c.Settings.Validate()
-		if err != nil {
+	for _, check := range []func() error{
+		func() error { return app.CheckEnvironment(os.Environ()) },
+		func() error { return c.Settings.ReadSecretFiles(os.Getenv) },
+		c.Settings.Validate,
+	} {
+		if err := check(); err != nil {
 			fmt.Fprintln(stderr, "carril:", err)
 			return exitUsage
 		}
-	} else {
-		fmt.Fprintln(stderr, "carril:", err)
-		return exitUsage
 	}
 	env := &environment{set: c.Settings, out: stdout, err: stderr, log: newLogger(stderr, c.Settings.LogLevel)}
 	return exitCode(ctx.Run(env), stderr)
@@ -110,6 +111,8 @@ type environment struct {
 	out io.Writer // data
 	err io.Writer // progress, logs
 	log *slog.Logger
+
+	fromDev bool // the stores are those of a `carril dev` beside us
 }
 
 func newLogger(w io.Writer, level string) *slog.Logger {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -22,12 +23,41 @@ import (
 	"github.com/softcrum/carril/migrations"
 )
 
-// database opens a small pool for a command.
-func (e *environment) database(ctx context.Context) (*pgxpool.Pool, error) {
-	if e.set.PostgresURL == "" {
-		return nil, fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set (beside `carril dev`, `source .carril/env`)", app.ErrConfig)
+// beside fills the stores' addresses from a `carril dev` that runs on this
+// machine, where none were given.
+func (e *environment) beside() {
+	if e.set.PostgresURL != "" {
+		return
 	}
-	return pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 2})
+	env, err := app.ReadEnv(filepath.Join(defaultData, "env"))
+	if err != nil {
+		return
+	}
+	e.set.PostgresURL, e.set.RegistryURL, e.set.RedisURL = env["CARRIL_POSTGRES_URL"], env["CARRIL_REGISTRY_URL"], env["CARRIL_REDIS_URL"]
+	e.set.KafkaBrokers = strings.Split(env["CARRIL_KAFKA_BROKERS"], ",")
+	e.fromDev = true
+}
+
+// database opens a small pool for a command, and sees that it answers.
+func (e *environment) database(ctx context.Context) (*pgxpool.Pool, error) {
+	e.beside()
+	if e.set.PostgresURL == "" {
+		return nil, fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set, and no `carril dev` has run in this folder", app.ErrConfig)
+	}
+	pool, err := pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 2})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", app.ErrConfig, err)
+	}
+	pctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := pool.Ping(pctx); err != nil {
+		pool.Close()
+		if e.fromDev {
+			return nil, fmt.Errorf("the database of `carril dev` does not answer: start it again with `make run`")
+		}
+		return nil, fmt.Errorf("PostgreSQL does not answer: %w", err)
+	}
+	return pool, nil
 }
 
 type migrateCmd struct {

@@ -84,6 +84,6 @@ fetch_s3() {
   if [[ -x $s3_gateway ]]; then return; fi
   command -v go >/dev/null || fail "please install Go: the S3 gateway is built from source"
   say "building the S3 gateway"
-  GOBIN=$cache GOFLAGS= go install github.com/versity/versitygw/cmd/versitygw@latest \
+  GOBIN=$cache GOFLAGS= go install github.com/versity/versitygw/cmd/versitygw@v1.8.0 \
     >"$dir/log/go.log" 2>&1 || { tail -n 5 "$dir/log/go.log" >&2; fail "the S3 gateway could not be built"; }
 }

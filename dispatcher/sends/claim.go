@@ -191,11 +191,11 @@ func (s *Store) freshClaim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int
 	c.frozen, c.Request, c.Messages, c.Provider = f, f.request, kept, s.deps.Providers[f.provider]
 	s.queueLease(&b, c)
 	s.storeRequest(&b, c.job, f, c.Lease)
-	if err := flush(ctx, tx, &b, "freeze request"); err != nil {
+	changes, err := s.queueOutcomes(ctx, &b, c, step.Outcomes)
+	if err != nil {
 		return "", err
 	}
-	changes, err := s.recordOutcomes(ctx, tx, c, step.Outcomes)
-	if err != nil {
+	if err := flush(ctx, tx, &b, "freeze request"); err != nil {
 		return "", err
 	}
 	return Ready, s.publish(ctx, tx, c.slot.Lane, changes)

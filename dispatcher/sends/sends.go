@@ -82,6 +82,7 @@ type Store struct {
 	deps   Deps
 	zenc   *zstd.Encoder
 	zdec   *zstd.Decoder
+	steps  *group[finished]
 
 	mu        sync.Mutex
 	templates map[templateKey]*template
@@ -115,8 +116,10 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sends: make the decompressor: %w", err)
 	}
-	return &Store{cfg: cfg, worker: schemas.RailWorker(cfg.Channel, cfg.Rail), deps: deps, zenc: enc, zdec: dec,
-		templates: map[templateKey]*template{}}, nil
+	s := &Store{cfg: cfg, worker: schemas.RailWorker(cfg.Channel, cfg.Rail), deps: deps, zenc: enc, zdec: dec,
+		templates: map[templateKey]*template{}}
+	s.steps = newGroup(s.applyAll)
+	return s, nil
 }
 
 // Worker is the rail's name in core.processed_jobs.

@@ -136,10 +136,11 @@ func (s *Store) shut(ctx context.Context, tx pgx.Tx, c *Claimed, v gates.Verdict
 			s.queueBlocked(&b, c, m, v)
 		}
 	}
-	if err := flush(ctx, tx, &b, "record shut gates"); err != nil {
+	changes, err := s.queueOutcomes(ctx, &b, c, outcomes)
+	if err != nil {
 		return nil, err
 	}
-	return s.recordOutcomes(ctx, tx, c, outcomes)
+	return changes, flush(ctx, tx, &b, "record shut gates")
 }
 
 // recover brings jobs back whose holder died, or outlived its lease. Their

@@ -224,7 +224,6 @@ func (v *Verifier) ask(id string, since time.Time) (*entry, error) {
 		v.away.Store(v.deps.Now().Add(awayPause).UnixNano())
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	v.away.Store(0)
 	e.loaded.Store(began.UnixNano())
 	v.cache.put(id, e, epoch)
 	return e, nil

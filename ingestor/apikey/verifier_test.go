@@ -230,6 +230,17 @@ func TestCache(t *testing.T) {
 		b.store.set(func(m *memory) { m.err = nil })
 		b.requireOK(t)
 	})
+	t.Run("DoesNotFallBackOnAKeyThatIsGone", func(t *testing.T) {
+		t.Parallel()
+		b := newBundle(t, Config{})
+		b.requireOK(t)
+		b.store.set(func(m *memory) { delete(m.records, b.id) })
+		b.pass(30 * time.Second)
+		b.requireErr(t, ErrInvalid)
+		b.store.set(func(m *memory) { m.err = errDown })
+		b.pass(5 * time.Second)
+		b.requireErr(t, ErrUnavailable)
+	})
 	t.Run("AsksAnAbsentStoreOnceASecond", func(t *testing.T) {
 		t.Parallel()
 		b := newBundle(t, Config{})
@@ -434,7 +445,12 @@ func TestNotices(t *testing.T) {
 		e.on <- struct{}{}
 		e.says <- "other"
 		b.requireOK(t)
-		b.pass(60 * time.Second)
+		b.pass(45 * time.Second)
+		b.requireOK(t)
+		e.says <- ""
+		e.on <- struct{}{} // makes nothing younger
+		e.says <- "other"
+		b.pass(15 * time.Second)
 		b.requireErr(t, ErrUnavailable)
 	})
 }

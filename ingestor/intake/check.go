@@ -294,23 +294,8 @@ func (p *Parser) fieldText(f *field) []byte {
 // when it grows.
 func (p *Parser) idText(id uuid.UUID) string {
 	from := len(p.arena)
-	p.arena = append(p.arena, make([]byte, 36)...)
-	text := p.arena[from:]
-	encodeUUID(text, id)
-	return unsafeString(text)
-}
-
-func encodeUUID(dst []byte, id uuid.UUID) {
-	const digits = "0123456789abcdef"
-	i := 0
-	for n, b := range id {
-		if n == 4 || n == 6 || n == 8 || n == 10 {
-			dst[i] = '-'
-			i++
-		}
-		dst[i], dst[i+1] = digits[b>>4], digits[b&15]
-		i += 2
-	}
+	p.arena = ids.AppendText(p.arena, id)
+	return unsafeString(p.arena[from:])
 }
 
 // unsafeString lends bytes of the body or the arena as text; the Parser's

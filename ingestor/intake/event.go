@@ -132,7 +132,7 @@ func (s *scanner) member(i int, e *envelope) int {
 }
 
 func (e *envelope) noteUnknown(at int) {
-	if e.unknown < 0 {
+	if e.unknown < 0 || at < e.unknown {
 		e.unknown = at
 	}
 }

@@ -25,6 +25,8 @@ type Problem struct {
 	Pointer    string         // JSON pointer to the field at fault; empty: none
 	ServerTime time.Time      // our clock, where the caller's may be at fault; zero: none
 	Extra      map[string]any // further members; one that does not marshal is left out
+	RetryAfter int            // seconds, for the header of that name; 0: none
+	Challenge  string         // WWW-Authenticate; empty: none
 }
 
 // JSON renders the problem with instance, the request id, as its instance. It
@@ -58,6 +60,12 @@ func (p *Problem) Write(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Type", ProblemType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Cache-Control", "no-store")
+	if p.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(p.RetryAfter))
+	}
+	if p.Challenge != "" {
+		h.Set("WWW-Authenticate", p.Challenge)
+	}
 	if p.Status == http.StatusRequestTimeout || p.Status == http.StatusRequestEntityTooLarge {
 		h.Set("Connection", "close")
 	}

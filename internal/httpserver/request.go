@@ -63,7 +63,7 @@ func answerPanic(w *started, r *http.Request, log *slog.Logger) {
 	}
 	log.Error("panic in a request", "request_id", RequestID(r.Context()), "method", r.Method,
 		"panic", v, "stack", string(debug.Stack()))
-	if w.begun {
+	if w.status != 0 {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Connection", "close")
@@ -71,19 +71,23 @@ func answerPanic(w *started, r *http.Request, log *slog.Logger) {
 		Detail: "The request may have been taken. It is safe to send it again with the same idempotency key."}).Write(w, r)
 }
 
-// started remembers whether the answer has begun.
+// started remembers with which status the answer began; 0: it has not.
 type started struct {
 	http.ResponseWriter
-	begun bool
+	status int
 }
 
 func (s *started) WriteHeader(status int) {
-	s.begun = true
+	if s.status == 0 && status >= http.StatusOK {
+		s.status = status
+	}
 	s.ResponseWriter.WriteHeader(status)
 }
 
 func (s *started) Write(b []byte) (int, error) {
-	s.begun = true
+	if s.status == 0 {
+		s.status = http.StatusOK
+	}
 	return s.ResponseWriter.Write(b)
 }
 

@@ -78,6 +78,18 @@ func New() uuid.UUID {
 	return id
 }
 
+// AppendText appends the 36 characters of an id to dst.
+func AppendText(dst []byte, id uuid.UUID) []byte {
+	const digits = "0123456789abcdef"
+	for i, b := range id {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			dst = append(dst, '-')
+		}
+		dst = append(dst, digits[b>>4], digits[b&15])
+	}
+	return dst
+}
+
 // derive hashes each part with its length before it, so that no two lists of
 // parts read the same. The front door calls it for every event: one buffer on
 // the stack, one hash, no allocation.

@@ -31,6 +31,11 @@ func TestDerivedIDs(t *testing.T) {
 	})
 }
 
+func TestAppendTextIsTheText(t *testing.T) {
+	id := uuid.New()
+	require.Equal(t, "x"+id.String(), string(AppendText([]byte("x"), id)))
+}
+
 func TestSendIDCarriesItsTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		at := time.UnixMilli(rapid.Int64Range(0, 4102444800000).Draw(t, "ms")).UTC()

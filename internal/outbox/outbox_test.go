@@ -40,7 +40,9 @@ func newBench(t *testing.T) bench {
 	return b
 }
 
-func msg(v string) outbox.Message { return outbox.Message{Topic: "out", Key: []byte("k"), Value: []byte(v)} }
+func msg(v string) outbox.Message {
+	return outbox.Message{Topic: "out", Key: []byte("k"), Value: []byte(v)}
+}
 
 // write appends one message a value in one transaction.
 func (b bench) write(lane outbox.Lane, values ...string) (items []outbox.Item, err error) {

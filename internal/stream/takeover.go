@@ -1,7 +1,9 @@
 package stream
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -162,15 +164,18 @@ func (l *Loop) standings(ctx context.Context, tps []tp) (map[tp]standing, error)
 	return logs, nil
 }
 
+// errNoAnswer says that the cluster left a partition out of its answer.
+var errNoAnswer = errors.New("the cluster did not answer for it")
+
 func standingOf(topic string, partition int32, details kadm.TopicDetails, starts, ends kadm.ListedOffsets) (standing, error) {
 	d, ok := details[topic]
 	if !ok || d.Err != nil {
-		return standing{}, fmt.Errorf("describe topic %s: %v", topic, d.Err)
+		return standing{}, fmt.Errorf("describe topic %s: %w", topic, cmp.Or(d.Err, errNoAnswer))
 	}
 	start, ok1 := starts.Lookup(topic, partition)
 	end, ok2 := ends.Lookup(topic, partition)
 	if !ok1 || !ok2 || start.Err != nil || end.Err != nil {
-		return standing{}, fmt.Errorf("offsets of %s/%d: start %v, end %v", topic, partition, start.Err, end.Err)
+		return standing{}, fmt.Errorf("offsets of %s/%d: %w", topic, partition, cmp.Or(errors.Join(start.Err, end.Err), errNoAnswer))
 	}
 	return standing{topicID: d.ID, start: start.Offset, end: end.Offset}, nil
 }

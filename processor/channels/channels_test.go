@@ -158,3 +158,31 @@ func TestChannels(t *testing.T) {
 		require.Equal(t, 6, state("waiting").of(b))
 	})
 }
+
+// TestTwoWritersOfOneContact is I28: the append stage and the channels stage
+// meet the same new emails at once.
+func TestTwoWritersOfOneContact(t *testing.T) {
+	t.Parallel()
+	const n = 150
+	b := newBench(t)
+	contacts, err := eventlog.OpenContactLanes(t.Context(), b.Side, b.Codec, nil)
+	require.NoError(t, err)
+	appender := eventlog.New(eventlog.Deps{Codec: b.Codec, Tenants: tenants.NewCache(b.Side, 0), Partitions: partition.NewMaker(b.Side),
+		Contacts: contacts, Log: testkit.Logger(t)})
+	var requests []schemas.NotificationRequested
+	var events []schemas.Event
+	for i := range n {
+		address := fmt.Sprintf("new-%d@example.com", i)
+		requests = append(requests, asked(b, fmt.Sprint(i), "transactional", address))
+		events = append(events, b.Event(fmt.Sprint(i), "a.b", time.Now(), fmt.Sprintf(`{"email":%q}`, address), `{}`))
+	}
+	stagetest.Send(b, schemas.TopicRequestedTransactional, b.Tenant, requests...)
+	stagetest.Send(b, schemas.TopicEvents, b.Tenant, events...)
+	b.Run(eventlog.Stage, []string{schemas.TopicEvents}, appender, eventlog.Source{Pool: b.Side, Codec: b.Codec})
+	run(b, schemas.RailTransactional, 0)
+	b.Await(n, `SELECT count(*) FROM messaging.decisions WHERE outcome = 'queued'`)
+	b.Await(2*n, `SELECT count(*) FROM core.tracked_events WHERE occurred_at > '-infinity'`) // and the platform's own
+	require.Equal(t, n, b.Count(`SELECT count(*) FROM core.contact_identifiers WHERE kind = 'email'`))
+	require.Equal(t, n, b.Count(`SELECT count(DISTINCT contact_id) FROM core.tracked_events WHERE occurred_at > '-infinity'`))
+	require.Zero(t, b.Count(`SELECT count(*) FROM core.dead_letters`))
+}

@@ -15,6 +15,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sr"
 
+	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/lifecycle"
 	"github.com/softcrum/carril/internal/outbox"
@@ -52,8 +54,11 @@ type App struct {
 	direct   *pgxpool.Pool // LISTEN, leases
 	redis    *redis.Client
 
-	streams *stream.Metrics
-	readies []readiness
+	streams       *stream.Metrics
+	statusHandler *sends.Statuses
+	shared        *dispatching
+	watcher       *bucket.Limiter
+	readies       []readiness
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.
 	API, Ops string
@@ -97,7 +102,6 @@ func (a *App) start(ctx context.Context) error {
 		{a.roles.Maintain, a.startMaintain},
 		{a.roles.Process, a.startProcess},
 		{a.roles.Dispatch, a.startDispatch},
-		{a.roles.Webhooks, a.startWebhooks},
 		{a.roles.Ingest, a.startIngest},
 	} {
 		if role.on {

@@ -67,7 +67,7 @@ func StartDev(ctx context.Context, set Settings, dir string, log *slog.Logger) (
 	if err := d.Sandbox.SetWebhook(d.API+"/v1/providers/resend/webhooks", secret); err != nil {
 		return nil, fmt.Errorf("point the sandbox's webhooks here: %w", err)
 	}
-	return d, d.subscribe(ctx)
+	return d, nil
 }
 
 // startParts brings up what set does not name.

@@ -4,10 +4,15 @@ import (
 	"context"
 	"time"
 
+	"github.com/softcrum/carril/dispatcher/feeder"
+	"github.com/softcrum/carril/dispatcher/lane"
+	"github.com/softcrum/carril/dispatcher/rail"
+	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/lease"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/processor/eventlog"
 	"github.com/softcrum/carril/processor/partition"
+	"github.com/softcrum/carril/schemas"
 )
 
 // startContactRelays offers this process as the relay of the contact lanes;
@@ -22,12 +27,78 @@ func (a *App) startContactRelays() {
 }
 
 // startMaintain runs the jobs of which one process of N is active.
-func (a *App) startMaintain(context.Context) error {
+func (a *App) startMaintain(ctx context.Context) error {
 	parts := partition.NewJob(partition.JobConfig{}, a.direct, a.log, a.reg, time.Now)
 	a.stack.Go(lifecyclePart("partitions", func(ctx context.Context) error {
 		return lease.Run(ctx, a.direct, lease.Config{Name: "maintain:partitions", Holder: owner()}, a.log, func(ctx context.Context, _ *lease.Lease) error {
 			return parts.Run(ctx)
 		})
+	}))
+	d, err := a.dispatching()
+	if err != nil {
+		return err
+	}
+	depths := rail.NewDepthMetrics(a.reg, a.set.Channels)
+	for _, channel := range a.set.Channels {
+		if err := a.startSweepAndFeeder(ctx, d, channel); err != nil {
+			return err
+		}
+		if err := a.startMonitor(d, channel, depths); err != nil {
+			return err
+		}
+	}
+	return a.startMatcher(ctx)
+}
+
+// startMonitor watches a channel's transactional rail: marketing yields on its
+// word, and on its silence.
+func (a *App) startMonitor(d *dispatching, channel string, depths *rail.DepthMetrics) error {
+	levels, err := a.levels(d)
+	if err != nil {
+		return err
+	}
+	m := rail.NewMonitor(rail.MonitorConfig{Channel: channel, Prefix: a.prefix(), Holder: owner(), Yield: rail.YieldConfig{Budget: a.set.LatencyBudget}},
+		rail.MonitorDeps{Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Pool: a.direct, Buckets: levels, Provider: d.byChannel[channel].Name(),
+			Log: a.log, Metrics: depths})
+	a.stack.Go(lifecyclePart("depth monitor "+channel, m.Run))
+	return nil
+}
+
+// startSweepAndFeeder moves what no rail worker moves: expired leases, parked
+// jobs, credits; and brings marketing messages to their rail.
+func (a *App) startSweepAndFeeder(ctx context.Context, d *dispatching, channel string) error {
+	pool, err := a.pool(ctx, "sweep "+channel, a.set.direct(), 8)
+	if err != nil {
+		return err
+	}
+	stores := map[string]*sends.Store{}
+	for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+		if stores[r], err = d.store(channel, r, pool, a.codec); err != nil {
+			return err
+		}
+	}
+	sweeper := rail.NewSweeper(rail.SweeperConfig{Channel: channel, Holder: owner()}, rail.SweeperDeps{Pool: pool, Kafka: a.kafka, Admin: a.adm,
+		Sink: a.sink(), Stores: []*sends.Store{stores[schemas.RailTransactional], stores[schemas.RailMarketing]}, Log: a.log})
+	a.stack.Go(lifecyclePart("sweep "+channel, sweeper.Run))
+	feed, err := feeder.New(feeder.Config{Channel: channel, Holder: owner()}, feeder.Deps{Pool: pool, Store: stores[schemas.RailMarketing],
+		Kafka: a.kafka, Sink: a.sink(), Log: a.log})
+	if err != nil {
+		return err
+	}
+	a.stack.Go(lifecyclePart("feeder "+channel, feed.Run))
+	return nil
+}
+
+// startMatcher brings provider events that overtook our own commit to their
+// sends.
+func (a *App) startMatcher(ctx context.Context) error {
+	pool, err := a.pool(ctx, "matcher", a.set.direct(), 3)
+	if err != nil {
+		return err
+	}
+	m := sends.NewMatcher(sends.MatcherConfig{}, pool, a.statuses(), a.log)
+	a.stack.Go(lifecyclePart("matcher", func(ctx context.Context) error {
+		return lane.Run(ctx, lane.Config{Name: "matcher", Holder: owner()}, lane.Deps{Pool: pool, Sink: a.sink(), Topic: a.kafka.Topic, Log: a.log}, m.Run)
 	}))
 	return nil
 }

@@ -65,10 +65,16 @@ func (a *App) startStage(ctx context.Context, s stage) error {
 		return err
 	}
 	a.stack.Go(lifecyclePart("stage "+s.name, l.Run))
-	a.readies = append(a.readies, readiness{name: "stage " + s.name,
+	a.readies = append(a.readies, joined("stage "+s.name, l.Ready()))
+	return nil
+}
+
+// joined is ready once a consumer has joined its group.
+func joined(name string, ready <-chan struct{}) readiness {
+	return readiness{name: name,
 		wait: func(ctx context.Context) error {
 			select {
-			case <-l.Ready():
+			case <-ready:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -76,13 +82,12 @@ func (a *App) startStage(ctx context.Context, s stage) error {
 		},
 		now: func() error {
 			select {
-			case <-l.Ready():
+			case <-ready:
 				return nil
 			default:
 				return fmt.Errorf("has not joined its group")
 			}
-		}})
-	return nil
+		}}
 }
 
 // owner names this process for people.

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +43,7 @@ type Settings struct {
 	PostgresURL       string `name:"postgres-url" env:"CARRIL_POSTGRES_URL" help:"PostgreSQL 15 or later." group:"stores" secret:""`
 	PostgresDirectURL string `name:"postgres-direct-url" env:"CARRIL_POSTGRES_DIRECT_URL" help:"PostgreSQL without a transaction pooler, for LISTEN, leases and migrations; the same when empty." group:"stores" secret:""`
 	RedisURL          string `name:"redis-url" env:"CARRIL_REDIS_URL" help:"Redis 6.2 or later, for token buckets." group:"stores" secret:""`
+	RedisPrefix       string `name:"redis-prefix" env:"CARRIL_REDIS_PREFIX" help:"Put before every Redis key." group:"stores"`
 	StorageURL        string `name:"storage-url" env:"CARRIL_STORAGE_URL" help:"Where exports go: a folder (file:///…) or S3." group:"stores" secret:""`
 
 	Channels       []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails." group:"messaging"`
@@ -55,6 +57,8 @@ type Settings struct {
 
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
 	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
+
+	OpsRemote bool `name:"ops-remote" env:"CARRIL_OPS_REMOTE" help:"Let the ops listener be reached from other machines: it asks for no key." group:"listen"`
 
 	InstanceID string        `name:"instance-id" env:"CARRIL_INSTANCE_ID" help:"Names this replica for ever (a pod's name): a restart gets its partitions back at once." group:"process"`
 	Drain      time.Duration `name:"drain" env:"CARRIL_DRAIN" default:"25s" help:"Longest a shutdown may take." group:"process"`
@@ -126,6 +130,37 @@ func (s *Settings) Validate() error {
 	for name, addr := range map[string]string{"addr": s.Addr, "ops-addr": s.OpsAddr} {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
 			return configError(name, "%q is not host:port", addr)
+		}
+	}
+	host, _, _ := net.SplitHostPort(s.OpsAddr)
+	if ip := net.ParseIP(host); !s.OpsRemote && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return configError("ops-addr", "%q can be reached from other machines, and it asks for no key: say --ops-remote if that is meant", s.OpsAddr)
+	}
+	return nil
+}
+
+// foreign are variables of ours that are no settings of the product.
+var foreign = []string{"CARRIL_TEST_", "CARRIL_SERVICES_", "CARRIL_DEVSTACK_", "CARRIL_RESEND_OPENAPI", "CARRIL_SANDBOX_"}
+
+// CheckEnvironment refuses a CARRIL_* variable that no setting reads: it would
+// otherwise be believed to work.
+func CheckEnvironment(environ []string) error {
+	known := map[string]bool{}
+	t := reflect.TypeFor[Settings]()
+	for i := range t.NumField() {
+		name := t.Field(i).Tag.Get("env")
+		known[name] = true
+		if _, secret := t.Field(i).Tag.Lookup("secret"); secret {
+			known[name+"_FILE"] = true
+		}
+	}
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if !strings.HasPrefix(name, "CARRIL_") || known[name] {
+			continue
+		}
+		if !slices.ContainsFunc(foreign, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			return configError(name, "is no setting: `carril config` lists them")
 		}
 	}
 	return nil

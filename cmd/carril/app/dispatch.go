@@ -1,0 +1,188 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/dispatcher/provider/resend"
+	"github.com/softcrum/carril/dispatcher/rail"
+	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/schemas"
+)
+
+// statuses is the handler of providers' reports; one serves the stage and the
+// matcher of a process.
+func (a *App) statuses() *sends.Statuses {
+	if a.statusHandler == nil {
+		parsers := map[string]sends.Parser{resend.Name: resend.ParseWebhook}
+		a.statusHandler = sends.NewStatuses(a.codec, parsers, sends.NewStatusMetrics(a.reg))
+	}
+	return a.statusHandler
+}
+
+// statusStage brings providers' reports to their sends; it runs with the
+// stream stages.
+func (a *App) statusStage() stage {
+	return stage{sends.StageStatuses, []string{schemas.TopicProviderEvents}, a.statuses(), nil, 4}
+}
+
+// dispatching is what rails, sweeps and feeders of one process share.
+type dispatching struct {
+	providers map[string]provider.Provider // by name
+	byChannel map[string]provider.Provider
+	redis     *redis.Client
+	metrics   *rail.Metrics
+	buckets   *bucket.Metrics
+}
+
+// prefix stands before every key of the rails in Redis.
+func (a *App) prefix() string { return a.set.RedisPrefix + "carril:" }
+
+// names gives the providers' names.
+func (d *dispatching) names() []string {
+	names := make([]string, 0, len(d.providers))
+	for n := range d.providers {
+		names = append(names, n)
+	}
+	return names
+}
+
+// stated is what is known of the providers without any configuration.
+func (d *dispatching) stated() map[string]bucket.Stated {
+	out := map[string]bucket.Stated{}
+	for n, p := range d.providers {
+		out[n] = bucket.Stated{RatePerSecond: p.Capabilities().RatePerSecond}
+	}
+	return out
+}
+
+// levels reads the buckets without asking for tokens: it is none of the askers
+// among whom a rate is divided while Redis is away.
+func (a *App) levels(d *dispatching) (*bucket.Limiter, error) {
+	if a.watcher != nil {
+		return a.watcher, nil
+	}
+	l, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-watch", Providers: d.stated()},
+		bucket.Deps{Redis: d.redis, Pool: a.side, Log: a.log})
+	if err != nil {
+		return nil, err
+	}
+	a.watcher = l
+	a.stack.Go(lifecyclePart("bucket levels", func(ctx context.Context) error {
+		for {
+			lctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			_ = l.Load(lctx) // what it cannot read stays as it was
+			cancel()
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(5 * time.Second):
+			}
+		}
+	}))
+	return l, nil
+}
+
+// store is a rail's jobs and sends over a pool.
+func (d *dispatching) store(channel, r string, pool *pgxpool.Pool, codec *schemas.Codec) (*sends.Store, error) {
+	return sends.New(sends.Config{Channel: channel, Rail: r, Provider: d.byChannel[channel].Name()}, sends.Deps{Pool: pool, Codec: codec, Providers: d.providers})
+}
+
+// dispatching opens the providers, once a process.
+func (a *App) dispatching() (*dispatching, error) {
+	if a.shared != nil {
+		return a.shared, nil
+	}
+	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string]provider.Provider{}}
+	if err := a.openProviders(d); err != nil {
+		return nil, err
+	}
+	var err error
+	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
+		return nil, configError("redis-url", "cannot be used")
+	}
+	a.stack.OnStop("redis client of the buckets", func() { _ = d.redis.Close() })
+	a.shared = d
+	return d, nil
+}
+
+// startDispatch runs the workers of the chosen rails.
+func (a *App) startDispatch(ctx context.Context) error {
+	d, err := a.dispatching()
+	if err != nil {
+		return err
+	}
+	d.metrics = rail.NewMetrics(a.reg, a.set.Channels)
+	d.buckets = bucket.NewMetrics(a.reg, d.names())
+	for _, channel := range a.set.Channels {
+		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+			if (a.roles.Channel == "" || a.roles.Channel == channel) && (a.roles.Rail == "" || a.roles.Rail == r) {
+				if err := a.startRail(ctx, d, channel, r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// openProviders makes the adapter of each channel.
+func (a *App) openProviders(d *dispatching) error {
+	for _, channel := range a.set.Channels {
+		if channel != "email" {
+			return configError("channels", "has %q, which no provider serves", channel)
+		}
+		if a.set.ResendKey == "" {
+			return configError("resend-key", "is not set")
+		}
+		p, err := resend.New(resend.Config{APIKey: resend.NewKey(a.set.ResendKey), BaseURL: a.set.ResendURL, RatePerSecond: a.set.ResendRate}, resend.Deps{})
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		a.stack.OnStop("provider "+p.Name(), p.Close)
+		d.providers[p.Name()], d.byChannel[channel] = p, p
+	}
+	return nil
+}
+
+// startRail runs one rail's worker with pools and buckets of its own.
+func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) error {
+	name := channel + "." + r
+	p := d.byChannel[channel]
+	pool, err := a.pool(ctx, "rail "+name, a.set.PostgresURL, 16)
+	if err != nil {
+		return err
+	}
+	store, err := d.store(channel, r, pool, a.codec)
+	if err != nil {
+		return err
+	}
+	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Providers: d.stated()},
+		bucket.Deps{Redis: d.redis, Pool: a.side, Listen: a.direct, Log: a.log, Metrics: d.buckets})
+	if err != nil {
+		return err
+	}
+	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
+	var yield rail.Yielder
+	if r == schemas.RailMarketing {
+		reader := rail.NewYieldReader(d.redis, a.prefix(), channel, 0)
+		a.stack.Go(lifecyclePart("yield of "+name, reader.Run))
+		yield = reader
+	}
+	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
+		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield, Log: a.log, Metrics: d.metrics})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	a.stack.Go(lifecyclePart("rail "+name, w.Run))
+	a.readies = append(a.readies, joined("rail "+name, w.Ready()))
+	return nil
+}

@@ -1,0 +1,158 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/dispatcher/provider/resend"
+	"github.com/softcrum/carril/dispatcher/rail"
+	"github.com/softcrum/carril/ingestor"
+	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/ingestor/manage"
+	"github.com/softcrum/carril/ingestor/providerhook"
+	"github.com/softcrum/carril/internal/httpserver"
+	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/signature"
+	"github.com/softcrum/carril/schemas"
+)
+
+// startIngest opens the front door: the runtime API, the providers' webhooks
+// and the management reads.
+func (a *App) startIngest(ctx context.Context) error {
+	keys, err := apikey.NewVerifier(apikey.Config{}, apikey.Deps{Store: apikey.NewPostgres(a.side), Notifier: apikey.Listener{URL: a.set.direct()},
+		Log: a.log, Metrics: a.reg})
+	if err != nil {
+		return err
+	}
+	if err := keys.Start(ctx); err != nil {
+		return err
+	}
+	a.stack.OnStop("api keys", func() {
+		sctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = keys.Stop(sctx) // what it still knows is only when keys were last used
+	})
+	front, err := a.kafka.NewProducer(ingestor.ProducerConfig{}.Opts()...)
+	if err != nil {
+		return err
+	}
+	a.stack.OnStop("kafka producer of the front door", front.Close)
+	api, err := ingestor.New(ingestor.Config{}, ingestor.Deps{Keys: keys, Queue: ingestor.NewKafka(a.kafka, front, a.codec), Log: a.log, Metrics: a.reg})
+	if err != nil {
+		return err
+	}
+	hooks, err := a.providerHooks(front)
+	if err != nil {
+		return err
+	}
+	queues, err := a.queueHealth()
+	if err != nil {
+		return err
+	}
+	r := httpserver.NewRouter()
+	api.Mount(r)
+	manage.New(manage.Deps{Keys: keys, DB: a.side, Queues: queues}).Mount(r)
+	if hooks != nil {
+		r.Handle(providerhook.Route, hooks)
+	}
+	addr, err := a.serve(ctx, "api listener", a.set.Addr, r)
+	if err != nil {
+		return err
+	}
+	a.API = "http://" + addr
+	return nil
+}
+
+// providerHooks verifies and enqueues what providers report; nil where no
+// secret was given, so that the route does not exist.
+func (a *App) providerHooks(front *kgo.Client) (http.Handler, error) {
+	if len(a.set.ResendSecrets) == 0 {
+		return nil, nil //nolint:nilnil // no secret, no route
+	}
+	src := providerhook.Source{Provider: resend.Name, Verifier: providerhook.Svix, Refer: referResend}
+	for _, s := range a.set.ResendSecrets {
+		secret, err := signature.ParseSecret(s)
+		if err != nil {
+			return nil, configError("resend-webhook-secrets", "has one that is no whsec_ secret")
+		}
+		src.Secrets = append(src.Secrets, providerhook.Secret{Secret: secret})
+	}
+	h, err := providerhook.New(providerhook.Config{Sources: []providerhook.Source{src}},
+		providerhook.Deps{Queue: providerQueue{a, front}, Registerer: a.reg, Logger: a.log})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return h, nil
+}
+
+// referResend reads what a verified webhook is about, as far as it says so.
+func referResend(body []byte) providerhook.Reference {
+	e, err := resend.ParseWebhook(body)
+	if err != nil {
+		return providerhook.Reference{}
+	}
+	return providerhook.Reference{SendID: e.SendID, TenantID: e.TenantID, ProviderMessageID: e.ProviderMessageID}
+}
+
+// providerQueue keeps provider events in their topic.
+type providerQueue struct {
+	a     *App
+	front *kgo.Client
+}
+
+// Enqueue returns once the event is on all in-sync replicas.
+func (q providerQueue) Enqueue(ctx context.Context, e providerhook.Event) error {
+	rec := schemas.ProviderEvent{Provider: e.Provider, ProviderEventID: e.ProviderEventID, Body: e.RawBody, ReceivedAt: e.ReceivedAt}
+	key := e.ProviderEventID
+	if e.ProviderMessageID != "" {
+		key, rec.ProviderMessageID = e.ProviderMessageID, &e.ProviderMessageID
+	}
+	if e.SendID != [16]byte{} {
+		key, rec.SendID, rec.TenantID = e.SendID.String(), &e.SendID, &e.TenantID
+	}
+	value, err := q.a.codec.Encode(ctx, nil, schemas.TopicProviderEvents, &rec)
+	if err != nil {
+		return err
+	}
+	h := kafka.Event{ID: e.Provider + "/" + e.ProviderEventID, Type: "messaging.provider_event", Source: "/providers/" + e.Provider,
+		Time: e.ReceivedAt, CorrelationID: key}
+	done := make(chan error, 1)
+	q.front.TryProduce(context.WithoutCancel(ctx), &kgo.Record{Topic: q.a.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(key), Value: value,
+		Headers: h.Headers()}, func(_ *kgo.Record, err error) { done <- err })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return errors.Join(ctx.Err(), context.Cause(ctx))
+	}
+}
+
+// queueHealth reads the state of both rails of every channel; nil where this
+// process is not told of the providers.
+func (a *App) queueHealth() (manage.QueueHealth, error) {
+	if a.set.ResendKey == "" {
+		return nil, nil //nolint:nilnil // no provider, no route
+	}
+	d, err := a.dispatching()
+	if err != nil {
+		return nil, err
+	}
+	levels, err := a.levels(d)
+	if err != nil {
+		return nil, err
+	}
+	providers := map[string]string{}
+	for _, channel := range a.set.Channels {
+		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+			providers[schemas.RailWorker(channel, r)] = d.byChannel[channel].Name()
+		}
+	}
+	deps := rail.HealthDeps{Pool: a.side, Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Prefix: a.prefix(), Buckets: levels,
+		Channels: a.set.Channels, Providers: providers}
+	return func(ctx context.Context) any { return rail.Health(ctx, deps) }, nil
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/cmd/carril/benchmarks"
+	"github.com/softcrum/carril/internal/bench"
+)
+
+// benchCmd measures parts of the platform, each against a baseline in the same
+// run.
+type benchCmd struct {
+	Track  benchTrackCmd  `cmd:"" help:"Single events at the front door, to the 202."`
+	Batch  benchBatchCmd  `cmd:"" help:"Batches of 500 events at the front door, to the 202."`
+	Append benchAppendCmd `cmd:"" help:"The append stage, over events that wait."`
+	E2E    benchE2ECmd    `cmd:"" name:"e2e" help:"An event's way through everything, from its 202 to the provider's request."`
+	Blast  benchBlastCmd  `cmd:"" name:"blast-vs-otp" help:"One tenant's one-time codes beside another tenant's blast."`
+	All    benchAllCmd    `cmd:"" help:"All of them, one after the other; one JSON object a line with --json."`
+}
+
+// Help is what `carril bench --help` says beside the list.
+func (benchCmd) Help() string {
+	return `Each benchmark measures a part as it really runs, and a baseline in the same run, in turn or back to back, so that
+their ratio says what the platform costs on whatever machine this is. Times alone say little and never pass or fail.
+
+What CARRIL_KAFKA_BROKERS, CARRIL_REGISTRY_URL, CARRIL_POSTGRES_URL and CARRIL_REDIS_URL name is used: topics under a
+random prefix and a database of its own, removed at the end. What they do not name is embedded for the run, on
+temporary data that is not synced to disk. The load generator shares the cores with what it measures.`
+}
+
+// benchFlags are what all benchmarks take.
+type benchFlags struct {
+	JSON     bool          `name:"json" help:"Print one JSON object."`
+	Duration time.Duration `default:"10s" help:"Of the measurement and its baseline together."`
+	Payload  int           `name:"payload-bytes" default:"400" help:"Size of an event's body."`
+}
+
+func (f benchFlags) config(e *environment) (benchmarks.Config, error) {
+	if f.Duration <= 0 {
+		return benchmarks.Config{}, fmt.Errorf("%w: duration must be positive", app.ErrConfig)
+	}
+	return benchmarks.Config{Settings: e.set, Duration: f.Duration, Payload: f.Payload, Progress: e.err, Log: benchLogger(e.err, e.set.LogLevel)}, nil
+}
+
+// benchLogger is quiet but for errors: what the measured roles say of
+// themselves is not what was asked for, unless it is (--log-level debug).
+func benchLogger(w io.Writer, level string) *slog.Logger {
+	if level != "debug" {
+		level = "error"
+	}
+	return newLogger(w, level)
+}
+
+// benchLoad is how load is made.
+type benchLoad struct {
+	Rate        float64 `help:"Events a second in an open loop: latency counts from when each request was due. A closed loop, for the most that it can do, when 0."`
+	Connections int     `help:"Connections of the generator; the benchmark's own number when 0."`
+}
+
+func (l benchLoad) into(c *benchmarks.Config) error {
+	if l.Rate < 0 || l.Connections < 0 {
+		return fmt.Errorf("%w: rate and connections must not be negative", app.ErrConfig)
+	}
+	c.Rate, c.Connections = l.Rate, l.Connections
+	return nil
+}
+
+type benchTrackCmd struct {
+	benchFlags
+	benchLoad
+}
+
+type benchBatchCmd struct {
+	benchFlags
+	benchLoad
+}
+
+type benchE2ECmd struct {
+	benchFlags
+	benchLoad
+	ProviderRate float64 `help:"Requests a second that the provider takes; no limit when 0."`
+}
+
+type benchBlastCmd struct {
+	JSON         bool          `name:"json" help:"Print one JSON object."`
+	Duration     time.Duration `default:"60s" help:"Of the codes beside the blast and of those before it together."`
+	Rate         float64       `default:"1" help:"Codes a second."`
+	Blast        int           `default:"20000" help:"Messages of the blast."`
+	ProviderRate float64       `default:"5" help:"Requests a second that the provider takes; a batch of marketing messages is one."`
+}
+
+type benchAppendCmd struct {
+	benchFlags
+	Events   int `default:"200000" help:"Events that wait to be appended, up to 5,000,000."`
+	Contacts int `help:"People that they are about; a tenth of the events when 0."`
+}
+
+func (c benchTrackCmd) Run(e *environment) error {
+	return e.load(c.benchFlags, c.benchLoad, benchmarks.Track)
+}
+func (c benchBatchCmd) Run(e *environment) error {
+	return e.load(c.benchFlags, c.benchLoad, benchmarks.Batch)
+}
+
+func (c benchE2ECmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err == nil {
+		err = c.into(&cfg)
+	}
+	if err != nil {
+		return err
+	}
+	cfg.ProviderRate = c.ProviderRate
+	return e.bench(cfg, c.JSON, benchmarks.E2E)
+}
+
+func (c benchBlastCmd) Run(e *environment) error {
+	cfg, err := benchFlags{JSON: c.JSON, Duration: c.Duration}.config(e)
+	if err != nil {
+		return err
+	}
+	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Blast < 1 || c.Blast > 1_000_000 {
+		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, blast 1 to 1000000", app.ErrConfig)
+	}
+	cfg.Rate, cfg.Blast, cfg.ProviderRate = c.Rate, c.Blast, c.ProviderRate
+	return e.bench(cfg, c.JSON, benchmarks.BlastVsOTP)
+}
+
+func (c benchAppendCmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err != nil {
+		return err
+	}
+	if c.Events < 1 || c.Events > 5_000_000 || c.Contacts < 0 || c.Contacts > c.Events {
+		return fmt.Errorf("%w: events must be 1 to 5000000, contacts at most as many", app.ErrConfig)
+	}
+	cfg.Events, cfg.Contacts = c.Events, c.Contacts
+	return e.bench(cfg, c.JSON, benchmarks.Append)
+}
+
+func (e *environment) load(f benchFlags, l benchLoad, b benchmarks.Benchmark) error {
+	cfg, err := f.config(e)
+	if err == nil {
+		err = l.into(&cfg)
+	}
+	if err != nil {
+		return err
+	}
+	return e.bench(cfg, f.JSON, b)
+}
+
+// bench runs benchmarks in turn until one fails or a signal comes.
+func (e *environment) bench(cfg benchmarks.Config, asJSON bool, list ...benchmarks.Benchmark) error {
+	ctx, stop := signals()
+	defer stop()
+	for _, b := range list {
+		rep, err := b(ctx, cfg)
+		if ctx.Err() != nil {
+			return errors.Join(errInterrupted, err)
+		}
+		if err != nil {
+			return err
+		}
+		if err := write(e.out, rep, asJSON); err != nil {
+			return fmt.Errorf("print the report: %w", err)
+		}
+	}
+	return nil
+}
+
+var errInterrupted = errors.New("interrupted; nothing of it is left behind")
+
+func write(w io.Writer, rep *bench.Report, asJSON bool) error {
+	if asJSON {
+		return rep.WriteJSON(w)
+	}
+	return rep.WriteTable(w)
+}
+
+type benchAllCmd struct{ benchFlags }
+
+func (c benchAllCmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err != nil {
+		return err
+	}
+	return e.bench(cfg, c.JSON, benchmarks.All()...)
+}

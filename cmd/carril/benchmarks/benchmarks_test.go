@@ -1,0 +1,122 @@
+package benchmarks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"go.uber.org/goleak"
+
+	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/internal/bench"
+	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/internal/testkit"
+)
+
+func TestMain(m *testing.M) {
+	testkit.Main(m, func() error { return goleak.Find() })
+}
+
+// tiny is a configuration on the tests' services, as if CARRIL_* named them.
+// The figures of such a run mean nothing; that there are some does.
+func tiny(t *testing.T) Config {
+	t.Helper()
+	broker := testkit.Kafka(t)
+	redis, keys := testkit.Redis(t)
+	return Config{
+		Settings: app.Settings{KafkaBrokers: broker.Brokers, KafkaPrefix: broker.Prefix, RegistryURL: testkit.Registry(t), PostgresURL: testkit.Postgres(t),
+			RedisURL: redis, RedisPrefix: keys, StorageURL: "file://" + t.TempDir(), Channels: []string{"email"}, ResendURL: "http://127.0.0.1:1", ResendRate: 5,
+			LatencyBudget: 5 * time.Second, Drain: 10 * time.Second, Addr: "127.0.0.1:0", OpsAddr: "127.0.0.1:0"},
+		Duration: 800 * time.Millisecond, Connections: 4, Log: testkit.Logger(t),
+	}
+}
+
+// sound runs a benchmark and checks what every report must have.
+func sound(t *testing.T, b Benchmark, cfg Config) *bench.Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	rep, err := b(ctx, cfg)
+	require.NoError(t, err)
+	require.Positive(t, rep.Result.Rate)
+	require.Positive(t, rep.Baseline.Rate)
+	require.Positive(t, rep.Ratio)
+	require.Zero(t, rep.Result.Errors, "%v", rep.Result.ErrorClasses)
+	require.NotEmpty(t, rep.Baseline.What)
+	require.NotEmpty(t, rep.Unit)
+	require.NotEmpty(t, rep.Mode)
+	require.Positive(t, rep.Machine.Cores)
+	require.NotEmpty(t, rep.Machine.Kafka)
+	var out bytes.Buffer
+	require.NoError(t, rep.WriteTable(&out))
+	out.Reset()
+	require.NoError(t, rep.WriteJSON(&out))
+	require.True(t, json.Valid(out.Bytes()))
+	requireNothingLeft(t, cfg)
+	return rep
+}
+
+// requireNothingLeft looks for topics and keys under the test's prefixes;
+// TestSite looks for the database.
+func requireNothingLeft(t *testing.T, cfg Config) {
+	t.Helper()
+	cl, err := kafka.Config{Brokers: cfg.Settings.KafkaBrokers}.NewProducer()
+	require.NoError(t, err)
+	defer cl.Close()
+	topics, err := kadm.NewClient(cl).ListTopics(t.Context())
+	require.NoError(t, err)
+	for _, name := range topics.Names() {
+		require.False(t, strings.HasPrefix(name, cfg.Settings.KafkaPrefix), "topic %s", name)
+	}
+	rd, err := ratelimit.Open(cfg.Settings.RedisURL)
+	require.NoError(t, err)
+	defer rd.Close()
+	keys, err := rd.Keys(t.Context(), cfg.Settings.RedisPrefix+"*").Result()
+	require.NoError(t, err)
+	require.Empty(t, keys)
+}
+
+func TestTrack(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ClosedLoopComparesRates", func(t *testing.T) {
+		t.Parallel()
+		rep := sound(t, Track, tiny(t))
+		require.Equal(t, "rate", rep.RatioOf)
+	})
+
+	t.Run("OpenLoopComparesLatencies", func(t *testing.T) {
+		t.Parallel()
+		cfg := tiny(t)
+		cfg.Rate = 100
+		rep := sound(t, Track, cfg)
+		require.Equal(t, "p95_ms", rep.RatioOf)
+		require.EqualValues(t, 40, rep.Result.Count)
+		require.EqualValues(t, 40, rep.Baseline.Count)
+	})
+}
+
+func TestBatch(t *testing.T) {
+	t.Parallel()
+	rep := sound(t, Batch, tiny(t))
+	require.Zero(t, rep.Result.Count%500)
+}
+
+func TestAppend(t *testing.T) {
+	t.Parallel()
+	cfg := tiny(t)
+	cfg.Events, cfg.Contacts = 4_500, 100
+	rep := sound(t, Append, cfg)
+	require.EqualValues(t, 4_500, rep.Result.Count)
+	require.EqualValues(t, 4_500, rep.Baseline.Count)
+	for _, name := range []string{"first_fifth_rate", "last_fifth_rate", "baseline_first_fifth_rate", "baseline_last_fifth_rate"} {
+		require.Positive(t, rep.Details[name], name)
+	}
+	require.NotEmpty(t, rep.Steps)
+}

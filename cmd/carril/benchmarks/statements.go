@@ -1,0 +1,119 @@
+package benchmarks
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/bench"
+)
+
+// statements keeps the time of every statement of a pool, by what it does to
+// which table: where a stage's time goes.
+type statements struct {
+	mu   sync.Mutex
+	seen map[string]*timing
+}
+
+type timing struct {
+	each  bench.Histogram
+	total time.Duration
+}
+
+// tracedPool opens a pool whose statements are timed.
+func tracedPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, *statements, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, nil, fmt.Errorf("parse the PostgreSQL URL: %w", err)
+	}
+	s := &statements{seen: map[string]*timing{}}
+	cfg.MaxConns, cfg.ConnConfig.Tracer = conns, s
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open the PostgreSQL pool: %w", err)
+	}
+	return pool, s, nil
+}
+
+type statementKey struct{}
+
+type statement struct {
+	name string
+	from time.Time
+}
+
+// TraceQueryStart implements pgx.QueryTracer.
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, statementKey{}, statement{q.SQL, time.Now()})
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (s *statements) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	st, ok := ctx.Value(statementKey{}).(statement)
+	if !ok {
+		return
+	}
+	took := time.Since(st.from)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.seen[st.name]
+	if t == nil {
+		t = &timing{}
+		s.seen[st.name] = t
+	}
+	t.each.Record(took)
+	t.total += took
+}
+
+var tableOf = regexp.MustCompile(`(?i)\b(insert into|update|from|join)\s+((?:core|messaging)\.\w+)`)
+
+// nameOf shortens a statement to what it does: "insert core.event_keys".
+func nameOf(sql string) string {
+	verb, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(sql)), " ")
+	m := tableOf.FindStringSubmatch(sql)
+	if m == nil {
+		return verb
+	}
+	switch how := strings.ToLower(m[1]); how {
+	case "insert into":
+		return "insert " + m[2]
+	case "update":
+		return "update " + m[2]
+	}
+	return "select " + m[2]
+}
+
+// steps gives the statements that took most of a whole, longest first, down to
+// one per cent of it.
+func (s *statements) steps(whole time.Duration) []bench.Step {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	byName := map[string]*timing{}
+	for sql, t := range s.seen {
+		name := nameOf(sql)
+		sum := byName[name]
+		if sum == nil {
+			sum = &timing{}
+			byName[name] = sum
+		}
+		sum.each.Merge(&t.each)
+		sum.total += t.total
+	}
+	var steps []bench.Step
+	for name, t := range byName {
+		step := bench.StepOf(name, &t.each)
+		if step.Share = bench.Share(t.total, whole); step.Share >= 0.01 {
+			steps = append(steps, step)
+		}
+	}
+	slices.SortFunc(steps, func(a, b bench.Step) int { return cmp.Or(-cmp.Compare(a.Share, b.Share), cmp.Compare(a.Name, b.Name)) })
+	return steps
+}

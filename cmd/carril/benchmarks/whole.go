@@ -1,0 +1,120 @@
+package benchmarks
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/dispatcher/provider/sandbox"
+	"github.com/softcrum/carril/internal/signature"
+)
+
+// unlimited is a provider's rate that nothing here reaches.
+const unlimited = 100_000
+
+// whole is the whole platform in this process, with a provider that sends
+// nothing.
+type whole struct {
+	*app.App
+	provider *sandbox.Server
+	secret   string // signs what the provider reports
+}
+
+// startWhole starts all roles against a sandbox that takes rate requests a
+// second.
+func (r *run) startWhole(ctx context.Context, rate float64) (*whole, error) {
+	w := &whole{}
+	const key = "re_bench"
+	var err error
+	w.provider, err = sandbox.New(sandbox.Config{Rate: max(1, int(rate)), APIKeys: []string{key}, MaxReceipts: 4 << 20, MaxRequests: 1000, MaxContents: 10,
+		Webhook: sandbox.WebhookConfig{DeliveryDelay: 50 * time.Millisecond}},
+		sandbox.Deps{Logger: r.Log})
+	if err != nil {
+		return nil, fmt.Errorf("make the provider sandbox: %w", err)
+	}
+	if err := w.provider.Start(ctx); err != nil {
+		return nil, fmt.Errorf("start the provider sandbox: %w", err)
+	}
+	set := r.set
+	set.ResendURL, set.ResendKey, set.ResendRate = w.provider.URL(), key, rate
+	w.secret = signature.NewSecret().Reveal()
+	set.ResendSecrets = []string{w.secret}
+	set.WebhookKey = base64.StdEncoding.EncodeToString([]byte(randomName() + randomName() + randomName() + "xx"))
+	set.WebhookPrivate = []string{"127.0.0.0/8"} // receivers are on this machine
+	if w.App, err = app.Start(ctx, set, app.AllRoles(), r.Log); err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	return w, nil
+}
+
+func (w *whole) stop() error {
+	var errs []error
+	if w.App != nil {
+		errs = append(errs, w.Stop())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	return errors.Join(append(errs, w.provider.Stop(ctx))...)
+}
+
+// seedRule gives a tenant a template, a sender, and the rule that an event of
+// the benchmarks gives points and asks for a message of a category.
+func (s *site) seedRule(ctx context.Context, t tenant, category string) error {
+	const sql = `
+WITH template AS (
+    INSERT INTO messaging.templates (tenant_id, template_id, version, channel, subject, html, text) VALUES ($1, 'receipt', 1, 'email',
+        'Thank you: invoice {{ properties.invoice | default: "received" }}',
+        '<p>We received your payment. You have earned {{ points }} points.</p>',
+        'We received your payment. You have earned {{ points }} points.')
+), sender AS (
+    INSERT INTO messaging.senders (tenant_id, channel, sender, domain, verified) VALUES ($1, 'email', 'Shop <shop@example.com>', 'example.com', true)
+)
+INSERT INTO core.rules (tenant_id, rule_id, version, name, event_name, actions) VALUES ($1, $2, 1, 'points and a message', $3,
+    jsonb_build_array(jsonb_build_object('type', 'points', 'points', 10),
+        jsonb_build_object('type', 'notify', 'channel', 'email', 'category', $4::text, 'template_id', 'receipt')))`
+	if _, err := s.pool.Exec(ctx, sql, t.id, uuid.New(), eventName, category); err != nil {
+		return fmt.Errorf("seed a tenant: %w", err)
+	}
+	return nil
+}
+
+// receipts gives when the provider was first asked for each send.
+func (w *whole) receipts() map[string]time.Time {
+	first := map[string]time.Time{}
+	for _, r := range w.provider.Receipts() {
+		if at, ok := first[r.SendID]; !ok || r.At.Before(at) {
+			first[r.SendID] = r.At
+		}
+	}
+	return first
+}
+
+// received waits until the provider has taken n messages in all, while it takes
+// any: stall says how long it may take none. It gives how many there are.
+func (w *whole) received(ctx context.Context, n uint64, stall time.Duration) (uint64, error) {
+	have, since := uint64(0), time.Now()
+	for {
+		got := w.provider.Counters().Accepted
+		if got >= n {
+			return got, nil
+		}
+		if got > have {
+			have, since = got, time.Now()
+		}
+		if time.Since(since) > stall {
+			return got, nil
+		}
+		select {
+		case <-ctx.Done():
+			return got, ctx.Err()
+		case err := <-w.Failed():
+			return got, fmt.Errorf("a role ended: %w", err)
+		case <-time.After(200 * time.Microsecond):
+		}
+	}
+}

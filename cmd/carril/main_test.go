@@ -1,0 +1,88 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func try(args ...string) (code int, out, errs string) {
+	var stdout, stderr bytes.Buffer
+	code = run(args, &stdout, &stderr)
+	return code, stdout.String(), stderr.String()
+}
+
+func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows 82, 83
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		args []string
+		says string
+	}{
+		"UnknownCommand":      {args: []string{"fly"}, says: "fly"},
+		"UnknownFlag":         {args: []string{"config", "--acks=1"}, says: "acks"},
+		"UnknownVariable":     {env: map[string]string{"CARRIL_KAFKA_BROKER": "h:1"}, args: []string{"config"}, says: "CARRIL_KAFKA_BROKER"},
+		"RateNaN":             {args: []string{"config", "--resend-rate=NaN"}, says: "resend-rate"},
+		"RateZero":            {args: []string{"config", "--resend-rate=0"}, says: "resend-rate"},
+		"DurationWithoutUnit": {args: []string{"config", "--latency-budget=5"}, says: "latency-budget"},
+		"BrokerWithoutPort":   {args: []string{"config", "--kafka-brokers=kafka"}, says: "kafka-brokers"},
+		"OpsForEverybody":     {args: []string{"config", "--ops-addr=0.0.0.0:9000"}, says: "ops-addr"},
+		"NoStores":            {args: []string{"ingest"}, says: "is not set"},
+		"SecretFileMissing":   {env: map[string]string{"CARRIL_RESEND_KEY_FILE": "/nowhere/key"}, args: []string{"config"}, says: "CARRIL_RESEND_KEY_FILE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for k, v := range tc.env {
+				t.Setenv(k, v)
+			}
+			code, _, errs := try(tc.args...)
+			require.Equal(t, exitUsage, code, errs)
+			require.Contains(t, errs, tc.says)
+		})
+	}
+}
+
+func TestSettingsFile(t *testing.T) {
+	write := func(t *testing.T, text string) string {
+		t.Helper()
+		p := filepath.Join(t.TempDir(), "carril.yaml")
+		require.NoError(t, os.WriteFile(p, []byte(text), 0o600))
+		return p
+	}
+	t.Run("IsBelowVariablesAndFlags", func(t *testing.T) {
+		p := write(t, "resend-rate: 7\nlog-level: debug\nkafka-brokers: [a:1, b:2]\n")
+		t.Setenv("CARRIL_LOG_LEVEL", "warn")
+		code, out, errs := try("config", "--config", p, "--drain=9s")
+		require.Zero(t, code, errs)
+		for _, want := range []string{"resend-rate: 7\n", "log-level: warn\n", "drain: 9s\n", "kafka-brokers: a:1,b:2\n"} {
+			require.Contains(t, out, want)
+		}
+	})
+	for name, text := range map[string]string{"UnknownKey": "acks: 1\n", "DuplicateKey": "drain: 9s\ndrain: 8s\n", "NotYAML": "{", "NoValue": "drain:\n"} {
+		t.Run("Refuses"+name, func(t *testing.T) {
+			code, _, errs := try("config", "--config", write(t, text))
+			require.Equal(t, exitUsage, code, errs)
+		})
+	}
+}
+
+func TestConfigMasksSecrets(t *testing.T) {
+	t.Setenv("CARRIL_POSTGRES_URL", "postgres://u:hunter2@h:1/d")
+	t.Setenv("CARRIL_RESEND_KEY", "re_canary")
+	code, out, errs := try("config")
+	require.Zero(t, code, errs)
+	require.NotContains(t, out, "hunter2")
+	require.NotContains(t, out, "re_canary")
+	require.Contains(t, out, "resend-key: ****")
+	require.True(t, strings.HasPrefix(out, "addr: "))
+}
+
+func TestHelpTeaches(t *testing.T) {
+	code, out, _ := try("--help")
+	require.Zero(t, code)
+	for _, want := range []string{"start here", "Exit codes", "CARRIL_"} {
+		require.Contains(t, out, want)
+	}
+}

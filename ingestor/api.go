@@ -1,0 +1,137 @@
+package ingestor
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/ingestor/intake"
+	"github.com/softcrum/carril/schemas"
+	"github.com/softcrum/carril/schemas/openapi"
+)
+
+// Config of an API. The zero value of a field takes its default.
+type Config struct {
+	EnqueueTimeout time.Duration // how long a request waits for the queue; 2 s (faults P8)
+	Ahead          time.Duration // how far ahead of our clock occurred_at may be; 15 min
+	MaxEventBody   int           // bytes of a track or identify body, inflated; 1 MiB
+	MaxBatchBody   int           // bytes of a batch body, inflated; 5 MiB
+	MaxRatio       int           // inflated bytes for one that was sent, beyond the first 256 KiB; 500
+	MaxHeldBytes   int64         // of bodies that all requests hold at once; 128 MiB (faults P13)
+}
+
+func (c Config) withDefaults() Config {
+	fill(&c.EnqueueTimeout, 2*time.Second)
+	fill(&c.Ahead, 15*time.Minute)
+	fill(&c.MaxEventBody, 1<<20)
+	fill(&c.MaxBatchBody, 5<<20)
+	fill(&c.MaxRatio, 500)
+	fill(&c.MaxHeldBytes, 128<<20)
+	return c
+}
+
+func fill[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// Record is an event on its way into the queue.
+type Record struct {
+	Event       *schemas.Event
+	Traceparent string // the caller's; empty: none
+}
+
+// Enqueuer puts the events of one request in the queue: the topic of imports
+// when they are historical, which all of them are or none. nil says that all of
+// them are there for good; an *EnqueueError that any of them may not be. The
+// events may be used again when it returns.
+type Enqueuer interface {
+	Enqueue(ctx context.Context, records []Record) error
+}
+
+// Limiter charges a request's events to the budgets of a tenant and its key. It
+// sets the RateLimit headers on h, and gives the time to wait where it refuses;
+// zero lets the request pass.
+type Limiter interface {
+	Take(ctx context.Context, p *apikey.Principal, events int, h http.Header) (wait time.Duration)
+}
+
+// Unlimited lets everything pass.
+type Unlimited struct{}
+
+// Take implements Limiter.
+func (Unlimited) Take(context.Context, *apikey.Principal, int, http.Header) time.Duration { return 0 }
+
+// Deps of an API. Limits may be nil for none; a nil Log discards, a nil Now is
+// time.Now.
+type Deps struct {
+	Keys    apikey.Verify
+	Queue   Enqueuer
+	Limits  Limiter
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+	Now     func() time.Time
+}
+
+// API serves the runtime endpoints.
+type API struct {
+	cfg     Config
+	deps    Deps
+	metrics *metrics
+
+	events  sync.Pool // *visit, for single events
+	batches sync.Pool // *visit, for batches, whose memory is larger
+	held    atomic.Int64
+	away    atomic.Bool // the last request found the queue away
+}
+
+// New makes an API.
+func New(cfg Config, deps Deps) (*API, error) {
+	cfg = cfg.withDefaults()
+	if deps.Keys == nil || deps.Queue == nil || deps.Metrics == nil {
+		return nil, errors.New("ingestor: keys, a queue and a metrics registerer are needed")
+	}
+	if min(cfg.EnqueueTimeout, cfg.Ahead) < 0 || min(cfg.MaxEventBody, cfg.MaxBatchBody, cfg.MaxRatio) < 0 || cfg.MaxHeldBytes < int64(cfg.MaxBatchBody) {
+		return nil, errors.New("ingestor: limits must be positive, and the bytes held no less than one batch")
+	}
+	if deps.Limits == nil {
+		deps.Limits = Unlimited{}
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	a := &API{cfg: cfg, deps: deps}
+	a.events.New = func() any { return &visit{parser: intake.NewParser()} }
+	a.batches.New = a.events.New
+	var err error
+	a.metrics, err = newMetrics(deps.Metrics, &a.held)
+	return a, err
+}
+
+// Mount puts the routes on a router.
+func (a *API) Mount(r chi.Router) {
+	r.Post("/v1/core/track", a.one(intake.Track))
+	r.Post("/v1/core/identify", a.one(intake.Identify))
+	r.Post("/v1/core/batch", a.batch)
+	r.Get("/openapi.yaml", contract)
+	r.Head("/openapi.yaml", contract)
+}
+
+// contract serves the OpenAPI document.
+func contract(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(openapi.YAML) // a reader that is gone needs none
+}

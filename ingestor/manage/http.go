@@ -1,0 +1,111 @@
+package manage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/google/uuid"
+
+	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/internal/httpserver"
+)
+
+// Scopes of the management reads.
+const (
+	ScopeSendsRead  = "messaging.sends.read"
+	ScopeEventsRead = "core.events.read"
+	ScopeQueuesRead = "messaging.queues.read" // operators
+)
+
+// QueueHealth gives the health of both rails of every channel as JSON; it says
+// what it cannot see instead of failing.
+type QueueHealth func(ctx context.Context) any
+
+// Deps of the routes.
+type Deps struct {
+	Keys   apikey.Verify
+	DB     Querier
+	Queues QueueHealth // nil: this process knows of no rails, the route is absent
+}
+
+// Routes are the management reads.
+type Routes struct{ deps Deps }
+
+// New makes the routes.
+func New(deps Deps) *Routes { return &Routes{deps} }
+
+// Mount puts the routes on a router.
+func (m *Routes) Mount(r chi.Router) {
+	r.Get("/v1/messaging/trace", m.trace)
+	r.Get("/v1/core/events/{id}", m.event)
+	if m.deps.Queues != nil {
+		r.Get("/v1/messaging/queues/health", m.queues)
+	}
+}
+
+// trace answers GET /v1/messaging/trace?origin_event_id= (FS-MSG-0003 AC7).
+func (m *Routes) trace(w http.ResponseWriter, r *http.Request) {
+	p, problem := apikey.Authorize(m.deps.Keys, r, ScopeSendsRead)
+	if problem != nil {
+		problem.Write(w, r)
+		return
+	}
+	id, err := uuid.Parse(r.URL.Query().Get("origin_event_id"))
+	if err != nil {
+		(&httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_parameter", Title: "A parameter is missing or malformed",
+			Detail: "origin_event_id must be the event_id of a 202."}).Write(w, r)
+		return
+	}
+	m.answer(w, r, p.TenantID, id)
+}
+
+// event answers GET /v1/core/events/{id}: what became of an accepted event.
+func (m *Routes) event(w http.ResponseWriter, r *http.Request) {
+	p, problem := apikey.Authorize(m.deps.Keys, r, ScopeEventsRead)
+	if problem != nil {
+		problem.Write(w, r)
+		return
+	}
+	id, err := uuid.Parse(chi.URLParam(r, "id"))
+	if err != nil {
+		httpserver.NotFound(w, r)
+		return
+	}
+	m.answer(w, r, p.TenantID, id)
+}
+
+func (m *Routes) answer(w http.ResponseWriter, r *http.Request, tenant, event uuid.UUID) {
+	t, err := TraceEvent(r.Context(), m.deps.DB, tenant, event)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		httpserver.NotFound(w, r)
+	case err != nil:
+		(&httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "store_unavailable", Title: "The database does not answer",
+			Detail: "Ask again in a moment."}).Write(w, r)
+	default:
+		writeJSON(w, t)
+	}
+}
+
+// queues answers GET /v1/messaging/queues/health (FS-MSG-0005 API).
+func (m *Routes) queues(w http.ResponseWriter, r *http.Request) {
+	p, problem := apikey.Authorize(m.deps.Keys, r, ScopeQueuesRead)
+	if problem == nil && p.TenantID != uuid.Nil { // a tenant does not tune our limits, nor see others' queues
+		problem = &httpserver.Problem{Status: http.StatusForbidden, Code: "operator_required", Title: "This is for the platform's operators"}
+	}
+	if problem != nil {
+		problem.Write(w, r)
+		return
+	}
+	writeJSON(w, m.deps.Queues(r.Context()))
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v) // the client has left
+}
