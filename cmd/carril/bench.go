@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"runtime/pprof"
 	"time"
 
 	"github.com/softcrum/carril/cmd/carril/app"
@@ -38,6 +40,7 @@ type benchFlags struct {
 	JSON     bool          `name:"json" help:"Print one JSON object."`
 	Duration time.Duration `default:"10s" help:"Of the measurement and its baseline together."`
 	Payload  int           `name:"payload-bytes" default:"400" help:"Size of an event's body."`
+	Profile  string        `name:"cpu-profile" help:"Write a CPU profile of this process there, for go tool pprof." placeholder:"FILE"`
 }
 
 func (f benchFlags) config(e *environment) (benchmarks.Config, error) {
@@ -86,9 +89,13 @@ type benchE2ECmd struct {
 	ProviderRate float64 `help:"Requests a second that the provider takes; no limit when 0."`
 }
 
+// benchBlastCmd has a longer duration than the others: a code a second gives
+// few figures in ten.
 type benchBlastCmd struct {
 	JSON         bool          `name:"json" help:"Print one JSON object."`
 	Duration     time.Duration `default:"60s" help:"Of the codes beside the blast and of those before it together."`
+	Payload      int           `name:"payload-bytes" default:"400" help:"Size of an event's body."`
+	Profile      string        `name:"cpu-profile" help:"Write a CPU profile of this process there, for go tool pprof." placeholder:"FILE"`
 	Rate         float64       `default:"1" help:"Codes a second."`
 	Blast        int           `default:"20000" help:"Messages of the blast."`
 	ProviderRate float64       `default:"5" help:"Requests a second that the provider takes; a batch of marketing messages is one."`
@@ -116,11 +123,12 @@ func (c benchE2ECmd) Run(e *environment) error {
 		return err
 	}
 	cfg.ProviderRate = c.ProviderRate
-	return e.bench(cfg, c.JSON, benchmarks.E2E)
+	return e.bench(c.benchFlags, cfg, benchmarks.E2E)
 }
 
 func (c benchBlastCmd) Run(e *environment) error {
-	cfg, err := benchFlags{JSON: c.JSON, Duration: c.Duration}.config(e)
+	f := benchFlags{JSON: c.JSON, Duration: c.Duration, Payload: c.Payload, Profile: c.Profile}
+	cfg, err := f.config(e)
 	if err != nil {
 		return err
 	}
@@ -128,7 +136,7 @@ func (c benchBlastCmd) Run(e *environment) error {
 		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, blast 1 to 1000000", app.ErrConfig)
 	}
 	cfg.Rate, cfg.Blast, cfg.ProviderRate = c.Rate, c.Blast, c.ProviderRate
-	return e.bench(cfg, c.JSON, benchmarks.BlastVsOTP)
+	return e.bench(f, cfg, benchmarks.BlastVsOTP)
 }
 
 func (c benchAppendCmd) Run(e *environment) error {
@@ -140,7 +148,7 @@ func (c benchAppendCmd) Run(e *environment) error {
 		return fmt.Errorf("%w: events must be 1 to 5000000, contacts at most as many", app.ErrConfig)
 	}
 	cfg.Events, cfg.Contacts = c.Events, c.Contacts
-	return e.bench(cfg, c.JSON, benchmarks.Append)
+	return e.bench(c.benchFlags, cfg, benchmarks.Append)
 }
 
 func (e *environment) load(f benchFlags, l benchLoad, b benchmarks.Benchmark) error {
@@ -151,26 +159,45 @@ func (e *environment) load(f benchFlags, l benchLoad, b benchmarks.Benchmark) er
 	if err != nil {
 		return err
 	}
-	return e.bench(cfg, f.JSON, b)
+	return e.bench(f, cfg, b)
 }
 
 // bench runs benchmarks in turn until one fails or a signal comes.
-func (e *environment) bench(cfg benchmarks.Config, asJSON bool, list ...benchmarks.Benchmark) error {
+func (e *environment) bench(f benchFlags, cfg benchmarks.Config, list ...benchmarks.Benchmark) error {
 	ctx, stop := signals()
 	defer stop()
+	done, err := profile(f.Profile)
+	if err != nil {
+		return err
+	}
 	for _, b := range list {
 		rep, err := b(ctx, cfg)
 		if ctx.Err() != nil {
-			return errors.Join(errInterrupted, err)
+			return errors.Join(errInterrupted, err, done())
 		}
 		if err != nil {
-			return err
+			return errors.Join(err, done())
 		}
-		if err := write(e.out, rep, asJSON); err != nil {
-			return fmt.Errorf("print the report: %w", err)
+		if err := write(e.out, rep, f.JSON); err != nil {
+			return errors.Join(fmt.Errorf("print the report: %w", err), done())
 		}
 	}
-	return nil
+	return done()
+}
+
+// profile writes a CPU profile to path until done; to nowhere where it is empty.
+func profile(path string) (done func() error, err error) {
+	if path == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: cpu-profile: %w", app.ErrConfig, err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("profile: %w", err), f.Close())
+	}
+	return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
 }
 
 var errInterrupted = errors.New("interrupted; nothing of it is left behind")
@@ -189,5 +216,5 @@ func (c benchAllCmd) Run(e *environment) error {
 	if err != nil {
 		return err
 	}
-	return e.bench(cfg, c.JSON, benchmarks.All()...)
+	return e.bench(c.benchFlags, cfg, benchmarks.All()...)
 }

@@ -120,3 +120,31 @@ func TestAppend(t *testing.T) {
 	}
 	require.NotEmpty(t, rep.Steps)
 }
+
+func TestE2E(t *testing.T) {
+	t.Parallel()
+	cfg := tiny(t)
+	cfg.Rate = 20
+	rep := sound(t, E2E, cfg)
+	require.EqualValues(t, 8, rep.Result.Count)
+	require.Equal(t, "p95_ms", rep.RatioOf)
+	for _, steps := range [][]bench.Step{rep.Steps, rep.Baseline.Steps} {
+		require.Len(t, steps, 5)
+		for _, s := range steps {
+			require.Positive(t, s.Count, s.Name)
+		}
+	}
+}
+
+func TestBlastVsOTP(t *testing.T) {
+	t.Parallel()
+	cfg := tiny(t)
+	cfg.Duration, cfg.Rate, cfg.ProviderRate, cfg.Blast = 2*time.Second, 5, 50, 300
+	rep := sound(t, BlastVsOTP, cfg)
+	require.EqualValues(t, 5, rep.Result.Count)
+	require.EqualValues(t, 5, rep.Baseline.Count)
+	require.Equal(t, "p99_ms", rep.RatioOf)
+	for _, name := range []string{"requests_per_second", "permitted_rate_used", "answered_429_percent", "messages_per_second", "blast_left"} {
+		require.Contains(t, rep.Details, name)
+	}
+}

@@ -95,7 +95,7 @@ func TestPhase(t *testing.T) {
 		return point{rows, start.Add(time.Duration(seconds * float64(time.Second)))}
 	}
 	p := phase{points: []point{at(0, 0), at(100, 1), at(200, 3)}}
-	require.InDelta(t, 66.6, p.rate(0, 200), 0.1)
+	require.InDelta(t, 66.7, p.rate(0, 200), 0.01)
 	require.InDelta(t, 100, p.rate(0, 50), 0.1)
 	require.InDelta(t, 50, p.rate(150, 200), 0.1)
 	joined := phase{points: []point{at(0, 0), at(100, 1)}}.then(phase{points: []point{at(100, 60), at(200, 62)}})
