@@ -24,6 +24,7 @@ type Config struct {
 	Ahead          time.Duration // how far ahead of our clock occurred_at may be; 15 min
 	MaxEventBody   int           // bytes of a track or identify body, inflated; 1 MiB
 	MaxBatchBody   int           // bytes of a batch body, inflated; 5 MiB
+	MaxMessageBody int           // bytes of a message body, inflated; 512 KiB: it becomes one record
 	MaxRatio       int           // inflated bytes for one that was sent, beyond the first 256 KiB; 500
 	MaxHeldBytes   int64         // of bodies that all requests hold at once; 128 MiB (faults P13)
 }
@@ -33,6 +34,7 @@ func (c Config) withDefaults() Config {
 	fill(&c.Ahead, 15*time.Minute)
 	fill(&c.MaxEventBody, 1<<20)
 	fill(&c.MaxBatchBody, 5<<20)
+	fill(&c.MaxMessageBody, 512<<10)
 	fill(&c.MaxRatio, 500)
 	fill(&c.MaxHeldBytes, 128<<20)
 	return c
@@ -59,7 +61,13 @@ type Enqueuer interface {
 	Enqueue(ctx context.Context, records []Record) error
 }
 
-// Limiter charges a request's events to the budgets of a tenant and its key. It
+// Requester puts a request for messages in the queue of its rail, with the
+// caller's traceparent; empty: none. Its answers are those of an Enqueuer.
+type Requester interface {
+	Request(ctx context.Context, n *schemas.NotificationRequested, traceparent string) error
+}
+
+// Limiter charges a request's events, or its messages, to the budgets of a tenant and its key. It
 // sets the RateLimit headers on h, and gives the time to wait where it refuses;
 // zero lets the request pass.
 type Limiter interface {
@@ -72,15 +80,17 @@ type Unlimited struct{}
 // Take implements Limiter.
 func (Unlimited) Take(context.Context, *apikey.Principal, int, http.Header) time.Duration { return 0 }
 
-// Deps of an API. Limits may be nil for none; a nil Log discards, a nil Now is
-// time.Now.
+// Deps of an API. Limits may be nil for none, Requests for an API without
+// messages; a nil Log discards, a nil Now is time.Now.
 type Deps struct {
-	Keys    apikey.Verify
-	Queue   Enqueuer
-	Limits  Limiter
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
-	Now     func() time.Time
+	Keys     apikey.Verify
+	Queue    Enqueuer
+	Requests Requester
+	Channels []string // that messages may go by
+	Limits   Limiter
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
+	Now      func() time.Time
 }
 
 // API serves the runtime endpoints.
@@ -101,7 +111,7 @@ func New(cfg Config, deps Deps) (*API, error) {
 	if deps.Keys == nil || deps.Queue == nil || deps.Metrics == nil {
 		return nil, errors.New("ingestor: keys, a queue and a metrics registerer are needed")
 	}
-	if min(cfg.EnqueueTimeout, cfg.Ahead) < 0 || min(cfg.MaxEventBody, cfg.MaxBatchBody, cfg.MaxRatio) < 0 || cfg.MaxHeldBytes < int64(cfg.MaxBatchBody) {
+	if min(cfg.EnqueueTimeout, cfg.Ahead) < 0 || min(cfg.MaxEventBody, cfg.MaxBatchBody, cfg.MaxMessageBody, cfg.MaxRatio) < 0 || cfg.MaxHeldBytes < int64(cfg.MaxBatchBody) {
 		return nil, errors.New("ingestor: limits must be positive, and the bytes held no less than one batch")
 	}
 	if deps.Limits == nil {
@@ -126,6 +136,9 @@ func (a *API) Mount(r chi.Router) {
 	r.Post("/v1/core/track", a.one(intake.Track))
 	r.Post("/v1/core/identify", a.one(intake.Identify))
 	r.Post("/v1/core/batch", a.batch)
+	if a.deps.Requests != nil {
+		r.Post("/v1/messaging/messages", a.messages)
+	}
 	r.Get("/openapi.yaml", contract)
 	r.Head("/openapi.yaml", contract)
 }

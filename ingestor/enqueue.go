@@ -61,29 +61,45 @@ func classOf(err error) EnqueueClass {
 
 // enqueue charges the visit's records and puts them in the queue.
 func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	if wait := a.deps.Limits.Take(r.Context(), p, len(v.records), w.Header()); wait > 0 {
-		return &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "rate_limited", Title: "More events than the plan allows",
-			Detail: "Send it again after the time that Retry-After says.", RetryAfter: int((wait + time.Second - 1) / time.Second)}
+	if problem := a.charge(p, len(v.records), w, r); problem != nil {
+		return problem
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
 	defer cancel()
 	err := a.deps.Queue.Enqueue(ctx, v.records)
 	if err == nil {
 		a.metrics.enqueued(v.records)
+	}
+	return a.queued("event", err)
+}
+
+// charge takes n events or messages from the budgets of a tenant and its key.
+func (a *API) charge(p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
+	wait := a.deps.Limits.Take(r.Context(), p, n, w.Header())
+	if wait <= 0 {
+		return nil
+	}
+	return &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "rate_limited", Title: "More than the plan allows",
+		Detail: "Send it again after the time that Retry-After says.", RetryAfter: int((wait + time.Second - 1) / time.Second)}
+}
+
+// queued is the answer to how the queue took something; nil when it did.
+func (a *API) queued(what string, err error) *httpserver.Problem {
+	if err == nil {
 		a.reachable(true, "", nil)
 		return nil
 	}
 	class := classOf(err)
 	a.metrics.failures.WithLabelValues(string(class)).Inc()
 	if class == EnqueueTooLarge {
-		return &httpserver.Problem{Status: http.StatusRequestEntityTooLarge, Code: "event_too_large", Title: "The event is too large",
-			Detail: "The queue refuses an event of this size."}
+		return &httpserver.Problem{Status: http.StatusRequestEntityTooLarge, Code: what + "_too_large", Title: "The " + what + " is too large",
+			Detail: "The queue takes none of this size."}
 	}
 	if class != EnqueueGone {
 		a.reachable(false, class, err)
 	}
 	// A spread of seconds, or all callers come back at once.
-	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "queue_unavailable", Title: "The event could not be put in the queue",
+	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "queue_unavailable", Title: "The " + what + " could not be put in the queue",
 		Detail: "Send it again after the time that Retry-After says, with the same idempotency key.", RetryAfter: 1 + rand.N(3)}
 }
 

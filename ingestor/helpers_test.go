@@ -63,6 +63,7 @@ type memoryQueue struct {
 	mu     sync.Mutex
 	events []schemas.Event
 	traces []string
+	asked  []schemas.NotificationRequested
 	fail   func(ctx context.Context) error
 }
 
@@ -81,6 +82,18 @@ func (q *memoryQueue) Enqueue(ctx context.Context, records []Record) error {
 		q.events = append(q.events, clone(r.Event))
 		q.traces = append(q.traces, r.Traceparent)
 	}
+	return nil
+}
+
+func (q *memoryQueue) Request(ctx context.Context, n *schemas.NotificationRequested, _ string) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.fail != nil {
+		if err := q.fail(ctx); err != nil {
+			return err
+		}
+	}
+	q.asked = append(q.asked, *n)
 	return nil
 }
 
@@ -134,14 +147,14 @@ func (l *lines) String() string {
 func newFront(t testing.TB, cfg Config, server httpserver.Config, change func(*Deps)) *front {
 	t.Helper()
 	f := &front{queue: &memoryQueue{}, reg: prometheus.NewRegistry(), logs: &lines{}, keys: keyring{
-		goodKey:             principal(apikey.ScopeEventsWrite),
+		goodKey:             principal(apikey.ScopeEventsWrite, apikey.ScopeMessagesWrite),
 		"ck_live_reader":    principal("core.events.read"),
-		"ck_live_operator":  &apikey.Principal{Scopes: []string{apikey.ScopeEventsWrite}},
+		"ck_live_operator":  &apikey.Principal{Scopes: []string{apikey.ScopeEventsWrite, apikey.ScopeMessagesWrite}},
 		"ck_live_disabled":  apikey.ErrTenantDisabled,
 		"ck_live_storeaway": fmt.Errorf("%w: %w", apikey.ErrUnavailable, io.EOF),
 	}}
 	log := slog.New(slog.NewTextHandler(f.logs, nil))
-	deps := Deps{Keys: f.keys, Queue: f.queue, Log: log, Metrics: f.reg, Now: func() time.Time { return now }}
+	deps := Deps{Keys: f.keys, Queue: f.queue, Requests: f.queue, Channels: []string{"email"}, Log: log, Metrics: f.reg, Now: func() time.Time { return now }}
 	if change != nil {
 		change(&deps)
 	}
@@ -201,6 +214,29 @@ func (f *front) do(t *testing.T, c call) (*http.Response, string) {
 	requireContract(t, req, c.body, resp, body)
 	return resp, string(body)
 }
+
+// status posts a body and gives the answer's status, or 0 for none; unlike
+// post it may run beside the test.
+func (f *front) status(path, body string) int {
+	req, err := http.NewRequest(http.MethodPost, "http://"+f.addr+path, strings.NewReader(body))
+	if err != nil {
+		return 0
+	}
+	req.Header.Set("Authorization", "Bearer "+goodKey)
+	req.Header.Set("Content-Type", "application/json")
+	tr := &http.Transport{}
+	defer tr.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: tr}).Do(req)
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
+}
+
+// How long a test waits for what must come, and how often it looks.
+const waitFor, tick = 30 * time.Second, 10 * time.Millisecond
 
 // document loads the contract once.
 var document = sync.OnceValues(func() (*openapi3.T, error) {

@@ -15,8 +15,11 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
-// EventType is the ce_type of an accepted event.
-const EventType = "core.event.accepted"
+// The ce_type of an accepted event, and of a request for messages.
+const (
+	EventType   = "core.event.accepted"
+	RequestType = "messaging.requested"
+)
 
 // ProducerConfig bounds what waits in the producer while Kafka is slow or away.
 // The zero value of a field takes its default.
@@ -48,6 +51,7 @@ func (c ProducerConfig) Opts() []kgo.Opt {
 type Kafka struct {
 	client  *kgo.Client
 	codec   *schemas.Codec
+	cfg     kafka.Config
 	events  string // physical names
 	imports string
 	flights sync.Pool
@@ -56,7 +60,7 @@ type Kafka struct {
 // NewKafka puts events on the topics of a cluster through its producer; the
 // codec must have the topics' schemas (Warm), or the first request asks for them.
 func NewKafka(cfg kafka.Config, client *kgo.Client, codec *schemas.Codec) *Kafka {
-	k := &Kafka{client: client, codec: codec, events: cfg.Topic(schemas.TopicEvents), imports: cfg.Topic(schemas.TopicEventsHistorical)}
+	k := &Kafka{client: client, codec: codec, cfg: cfg, events: cfg.Topic(schemas.TopicEvents), imports: cfg.Topic(schemas.TopicEventsHistorical)}
 	k.flights.New = func() any { return newFlight(&k.flights) }
 	return k
 }
@@ -69,7 +73,12 @@ func (k *Kafka) Enqueue(ctx context.Context, records []Record) error {
 		f.abandon()
 		return err
 	}
-	f.board(len(records))
+	return k.fly(ctx, f)
+}
+
+// fly produces the flight's records and waits until all are there.
+func (k *Kafka) fly(ctx context.Context, f *flight) error {
+	f.board(len(f.records))
 	for i := range f.records {
 		// Not under ctx: when it ends, the client would fail all that waits for
 		// the partition, other requests' records too.

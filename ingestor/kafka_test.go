@@ -40,7 +40,7 @@ func newRig(t *testing.T, cfg Config, producer ProducerConfig) *rig {
 	fill(&cfg.EnqueueTimeout, 30*time.Second) // a busy machine is not what these tests are about
 	r := &rig{}
 	var err error
-	r.cluster, err = kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "t."+schemas.TopicEvents), kfake.SeedTopics(2, "t."+schemas.TopicEventsHistorical))
+	r.cluster, err = kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "t."+schemas.TopicEvents), kfake.SeedTopics(2, "t."+schemas.TopicEventsHistorical, "t."+schemas.TopicRequestedTransactional, "t."+schemas.TopicRequestedMarketing))
 	require.NoError(t, err)
 	t.Cleanup(r.cluster.Close)
 	r.broker = testkit.NewProxy(t, r.cluster.ListenAddrs()[0])
@@ -49,8 +49,10 @@ func newRig(t *testing.T, cfg Config, producer ProducerConfig) *rig {
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	r.codec = newCodec(t, "")
-	require.NoError(t, r.codec.Warm(t.Context(), schemas.TopicEvents, schemas.TopicEventsHistorical))
-	r.front = newFront(t, cfg, httpserver.Config{}, func(d *Deps) { d.Queue = NewKafka(r.cfg, client, r.codec) })
+	require.NoError(t, r.codec.Warm(t.Context(), schemas.TopicEvents, schemas.TopicEventsHistorical,
+		schemas.TopicRequestedTransactional, schemas.TopicRequestedMarketing))
+	queue := NewKafka(r.cfg, client, r.codec)
+	r.front = newFront(t, cfg, httpserver.Config{}, func(d *Deps) { d.Queue, d.Requests = queue, queue })
 	return r
 }
 
@@ -223,10 +225,7 @@ func TestAcknowledgement(t *testing.T) { // faults P1
 			return nil, nil, false
 		})
 		answered := make(chan int, 1)
-		go func() {
-			resp, _ := r.post(t, trackPath, track("x"))
-			answered <- resp.StatusCode
-		}()
+		go func() { answered <- r.status(trackPath, track("x")) }()
 		produce := <-arrived
 		require.EqualValues(t, -1, produce.Acks)
 		select {

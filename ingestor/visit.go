@@ -38,16 +38,22 @@ func (a *API) leave(v *visit, batch bool) {
 	pool.Put(v)
 }
 
-// receive sees who sends a request and reads its body, at most so many bytes.
-func (a *API) receive(v *visit, r *http.Request, most int) (*apikey.Principal, *httpserver.Problem) {
-	p, problem := apikey.AuthorizeTenant(a.deps.Keys, r, apikey.ScopeEventsWrite)
+// admit sees who sends a request and reads its body, at most so many bytes.
+func (a *API) admit(v *visit, r *http.Request, scope string, most int) (*apikey.Principal, *httpserver.Problem) {
+	p, problem := apikey.AuthorizeTenant(a.deps.Keys, r, scope)
 	if problem != nil {
 		return nil, problem
 	}
 	if problem := checkType(r); problem != nil {
 		return nil, problem
 	}
-	if problem := a.readBody(v, r, most); problem != nil {
+	return p, a.readBody(v, r, most)
+}
+
+// receive admits a request that brings events.
+func (a *API) receive(v *visit, r *http.Request, most int) (*apikey.Principal, *httpserver.Problem) {
+	p, problem := a.admit(v, r, apikey.ScopeEventsWrite, most)
+	if problem != nil {
 		return nil, problem
 	}
 	now := a.deps.Now()

@@ -8,8 +8,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// ScopeEventsWrite lets a key send events (FS-CORE-0006, API).
-const ScopeEventsWrite = "core.events.write"
+// Scopes of the runtime API: sending events (FS-CORE-0006, API), and asking for
+// messages.
+const (
+	ScopeEventsWrite   = "core.events.write"
+	ScopeMessagesWrite = "messaging.messages.write"
+)
 
 // Errors of Verify. ErrInvalid says nothing of why: a caller that could tell an
 // unknown key from a revoked one could look for keys.

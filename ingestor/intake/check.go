@@ -169,7 +169,7 @@ func (p *Parser) checkKey(e *envelope, c *Caller, ev *schemas.Event) *Error {
 	switch {
 	case f.present():
 		ev.IdempotencyKey = unsafeString(p.fieldText(f))
-		if f.first != '"' || !visible(ev.IdempotencyKey, MaxIdempotencyKey) {
+		if f.first != '"' || !Visible(ev.IdempotencyKey, MaxIdempotencyKey) {
 			return keyError(pointer)
 		}
 		if c.IdempotencyKey != "" && c.IdempotencyKey != ev.IdempotencyKey {
@@ -177,7 +177,7 @@ func (p *Parser) checkKey(e *envelope, c *Caller, ev *schemas.Event) *Error {
 		}
 	case c.IdempotencyKey == "":
 		return &Error{Code: MissingField, Pointer: pointer, Detail: "idempotency_key is required: without one a retry would count twice."}
-	case !visible(c.IdempotencyKey, MaxIdempotencyKey):
+	case !Visible(c.IdempotencyKey, MaxIdempotencyKey):
 		return keyError("")
 	default:
 		ev.IdempotencyKey = c.IdempotencyKey
@@ -191,10 +191,10 @@ func keyError(pointer string) *Error {
 		"1 to %d bytes of text without control characters, no white space at either end.", MaxIdempotencyKey)}
 }
 
-// visible says whether s is 1 to most bytes of UTF-8 without control characters
+// Visible says whether s is 1 to most bytes of UTF-8 without control characters
 // or line separators, and without white space at either end, which a header
 // could not carry.
-func visible(s string, most int) bool {
+func Visible(s string, most int) bool {
 	if s == "" || len(s) > most {
 		return false
 	}
@@ -275,7 +275,7 @@ func (p *Parser) checkRest(e *envelope, _ *Caller, ev *schemas.Event) *Error {
 		return nil
 	}
 	ev.CorrelationID = unsafeString(p.fieldText(f))
-	if f.first != '"' || !visible(ev.CorrelationID, MaxCorrelationID) {
+	if f.first != '"' || !Visible(ev.CorrelationID, MaxCorrelationID) {
 		return &Error{Code: InvalidCorrelationID, Pointer: "/correlation_id", Detail: fmt.Sprintf(
 			"A string of 1 to %d bytes without control characters, no white space at either end.", MaxCorrelationID)}
 	}

@@ -82,6 +82,24 @@ func (p *Parser) Batch(body []byte, c *Caller) ([]Item, *Error) {
 	return p.items, p.oneKind()
 }
 
+// Object walks a body that is one JSON object of any form, and refuses in it
+// what no event may contain: keys that stand twice, NUL, half surrogate pairs,
+// more than MaxDepth levels or MaxMembers members, numbers out of range.
+func (p *Parser) Object(body []byte) *Error {
+	p.begin(body, 0)
+	start, err := p.open()
+	if err != nil {
+		return err
+	}
+	if err := p.closing(p.value(start, 1)); err != nil {
+		return err
+	}
+	if p.soft.code != "" {
+		return p.softError()
+	}
+	return nil
+}
+
 // begin makes room for n events.
 func (p *Parser) begin(body []byte, n int) {
 	p.reset(body)

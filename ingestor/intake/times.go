@@ -13,6 +13,12 @@ func Window(now time.Time, months int, ahead time.Duration) (earliest, latest ti
 	return earliest, now.Add(ahead)
 }
 
+// ParseTime reads a time as events write theirs, as UTC to the microsecond.
+func ParseTime(s string) (at time.Time, ok bool) {
+	at, _, ok = parseTime([]byte(s))
+	return at, ok
+}
+
 // parseTime reads a strict RFC 3339 date-time: upper-case T and Z, no leap
 // second, a day that exists, an offset below 24 hours, a year from 1 on. The
 // instant is UTC, cut to the microsecond; offset is seconds east.

@@ -42,7 +42,8 @@ func (a *App) startIngest(ctx context.Context) error {
 		return err
 	}
 	a.stack.OnStop("kafka producer of the front door", front.Close)
-	api, err := ingestor.New(ingestor.Config{}, ingestor.Deps{Keys: keys, Queue: ingestor.NewKafka(a.kafka, front, a.codec), Log: a.log, Metrics: a.reg})
+	queue := ingestor.NewKafka(a.kafka, front, a.codec)
+	api, err := ingestor.New(ingestor.Config{}, ingestor.Deps{Keys: keys, Queue: queue, Requests: queue, Channels: a.set.Channels, Log: a.log, Metrics: a.reg})
 	if err != nil {
 		return err
 	}
