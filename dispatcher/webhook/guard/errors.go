@@ -27,3 +27,8 @@ func (e *Error) Error() string { return string(e.Code) + ": " + e.Detail }
 func refuseURL(code Code, detail string) error {
 	return &Error{Code: code, Pointer: "/url", Detail: detail}
 }
+
+// Problem gives the parts of a typed refusal, for an API's answer.
+func (e *Error) Problem() (code, pointer, detail string) {
+	return string(e.Code), e.Pointer, e.Detail
+}
