@@ -239,7 +239,7 @@ func TestPost(t *testing.T) {
 			want guard.Class
 		}{
 			"reset": {reset, guard.ClassReset}, "a body cut short": {short, guard.ClassReset}, "another protocol": {babble, guard.ClassAnswer},
-			"silence": {silent, guard.ClassTimeout}, "no TLS": {plain, guard.ClassTLS}, "refused": {closed, guard.ClassConnect},
+			"silence": {silent, guard.ClassTimeout}, "no TLS": {plain, guard.ClassTLS}, "refused": {closed, guard.ClassRefused},
 			"no such name": {"http://gone.example.com/", guard.ClassDNS}, "no name server": {"http://away.example.com/", guard.ClassDNSAway},
 			"an address of ours": {"http://10.0.0.1/", guard.ClassAddress}, "a scheme no longer allowed": {"ftp://example.com/", guard.ClassURL},
 		} {

@@ -22,7 +22,8 @@ const (
 	ClassURL         Class = "url_not_allowed"  // the settings no longer allow what was stored
 	ClassDNS         Class = "dns"              // the name does not exist, or has no address
 	ClassDNSAway     Class = "dns_unavailable"  // no name server gave an answer
-	ClassConnect     Class = "connect"          // refused, reset or silent while connecting
+	ClassRefused     Class = "refused"          // the host refused the connection
+	ClassConnect     Class = "connect"          // silence while connecting
 	ClassUnreachable Class = "unreachable"      // no way there from here
 	ClassTLS         Class = "tls"              // no handshake, or a certificate that does not hold
 	ClassTimeout     Class = "timeout"          // connected, and not done by the deadline
@@ -35,7 +36,7 @@ const (
 
 // Classes lists every class, for metrics that pre-initialise their labels.
 func Classes() []Class {
-	return []Class{ClassAddress, ClassURL, ClassDNS, ClassDNSAway, ClassConnect, ClassUnreachable, ClassTLS, ClassTimeout,
+	return []Class{ClassAddress, ClassURL, ClassDNS, ClassDNSAway, ClassRefused, ClassConnect, ClassUnreachable, ClassTLS, ClassTimeout,
 		ClassReset, ClassAnswer, ClassLocal, ClassBusy, ClassCanceled}
 }
 
@@ -92,6 +93,9 @@ func connectClass(err error) Class {
 		if errors.Is(err, errno) {
 			return ClassUnreachable
 		}
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
+		return ClassRefused
 	}
 	return ClassConnect
 }
