@@ -54,6 +54,13 @@ func StatusChange(send uuid.UUID, source, sourceID string) uuid.UUID {
 	return derive("status-change", send[:], []byte(source), []byte(sourceID))
 }
 
+// WebhookDelivery is the id of one event's delivery to one endpoint: the time
+// at which the event was received in milliseconds, then a hash over the
+// endpoint, the event and its type. A repeated record gives the same id.
+func WebhookDelivery(endpoint, event uuid.UUID, eventType string, received time.Time) uuid.UUID {
+	return stamp(derive("webhook-delivery", endpoint[:], event[:], []byte(eventType)), received)
+}
+
 // BatchOfOffsets is the id of a stage's batch in core.processed_jobs.
 func BatchOfOffsets(stage string, topicID [16]byte, partition int32, epoch, firstOffset int64) uuid.UUID {
 	b := binary.BigEndian.AppendUint32(nil, uint32(partition))
@@ -62,7 +69,7 @@ func BatchOfOffsets(stage string, topicID [16]byte, partition int32, epoch, firs
 	return derive("stage-batch", []byte(stage), topicID[:], b)
 }
 
-// Time reads the time that a send's or batch's id begins with, in UTC, to the
+// Time reads the time that a send's, batch's or delivery's id begins with, in UTC, to the
 // millisecond. It is the partition key of everything that hangs on the id.
 func Time(id uuid.UUID) time.Time {
 	ms := int64(binary.BigEndian.Uint64(append([]byte{0, 0}, id[:6]...)))

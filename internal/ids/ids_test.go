@@ -43,5 +43,8 @@ func TestSendIDCarriesItsTime(t *testing.T) {
 		require.Equal(t, at, Time(id))
 		require.EqualValues(t, 8, id.Version())
 		require.Equal(t, at, Time(Batch(id, at)))
+		delivery := WebhookDelivery(uuid.New(), uuid.New(), "core.event.tracked", at.Add(999*time.Microsecond))
+		require.Equal(t, at, Time(delivery))
+		require.EqualValues(t, 8, delivery.Version())
 	})
 }

@@ -12,6 +12,7 @@ CREATE TABLE core.webhook_endpoints (
     disabled_at     timestamptz,
     disabled_reason text,
     failing_since   timestamptz,
+    last_failed_at  timestamptz,
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now()
 );
@@ -20,6 +21,7 @@ CREATE TRIGGER webhook_endpoints_changed AFTER INSERT OR UPDATE OR DELETE ON cor
     FOR EACH STATEMENT EXECUTE FUNCTION core.notify_config();
 COMMENT ON TABLE core.webhook_endpoints IS 'Where a tenant hears of its stream. Secrets and headers are encrypted.';
 COMMENT ON COLUMN core.webhook_endpoints.secrets IS '[{"sealed": base64, "until": time or null}]: several during a rotation.';
+COMMENT ON COLUMN core.webhook_endpoints.failing_since IS 'First failure after the last success. It begins anew after a gap without attempts, so that no outage of ours counts.';
 
 CREATE TABLE core.webhook_deliveries (
     created_at   timestamptz NOT NULL,
@@ -27,6 +29,7 @@ CREATE TABLE core.webhook_deliveries (
     endpoint_id  uuid NOT NULL,
     tenant_id    uuid NOT NULL,
     order_key    text NOT NULL,
+    seq          bigint NOT NULL,
     event_type   text NOT NULL,
     event_id     uuid NOT NULL,
     body         bytea NOT NULL,
@@ -40,8 +43,12 @@ CREATE TABLE core.webhook_deliveries (
     PRIMARY KEY (created_at, delivery_id)
 ) PARTITION BY RANGE (created_at);
 CREATE INDEX webhook_deliveries_due ON core.webhook_deliveries (endpoint_id, next_attempt) WHERE state = 'pending';
+CREATE INDEX webhook_deliveries_order ON core.webhook_deliveries (endpoint_id, order_key, seq) WHERE state = 'pending';
 CREATE INDEX webhook_deliveries_event ON core.webhook_deliveries (tenant_id, event_id);
 COMMENT ON TABLE core.webhook_deliveries IS 'One event to one endpoint; the id is derived from both, so a repeated record is the same delivery. By day.';
+COMMENT ON COLUMN core.webhook_deliveries.created_at IS 'When the event was received, to the millisecond, as the delivery_id begins: the same for every repetition.';
+COMMENT ON COLUMN core.webhook_deliveries.seq IS 'Place among the rows of an endpoint and order_key: the record''s offset.';
+COMMENT ON COLUMN core.webhook_deliveries.next_attempt IS 'Null while it waits behind an earlier row of its order_key; of a failed one, when it was given up.';
 INSERT INTO core.partitioned_tables VALUES ('core.webhook_deliveries', 'day', 8, 3, false);
 
 CREATE TABLE core.webhook_attempts (

@@ -1,0 +1,135 @@
+package webhook
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// table claims rows of core.webhook_deliveries for this process.
+type table struct {
+	pool    *pgxpool.Pool
+	me      uuid.UUID
+	lease   time.Duration
+	horizon func(now time.Time) time.Time
+}
+
+const (
+	maxClaim = 128 // rows of one claim
+	maxRun   = 16  // rows of one order key in a claim
+)
+
+// claim leases at most n of an endpoint's rows whose time has come: the head of
+// each order key, and what may follow it at once. more says that there may be
+// others. One claim of an endpoint runs at a time, in all processes: two at once
+// could each take a part of one order key.
+func (t *table) claim(ctx context.Context, endpoint uuid.UUID, n int) (ds []*delivery, more bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	began := time.Now()
+	err = pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
+		var mine bool
+		const lock = `SELECT pg_try_advisory_xact_lock(hashtextextended('carril.webhooks/' || $1::text, 0))`
+		if err := tx.QueryRow(ctx, lock, endpoint.String()).Scan(&mine); err != nil || !mine {
+			return err
+		}
+		due, full, err := t.due(ctx, tx, endpoint, n)
+		if err != nil || len(due) == 0 {
+			return err
+		}
+		more = full
+		ds, err = t.take(ctx, tx, due)
+		return err
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("claim webhook deliveries: %w", err)
+	}
+	for _, d := range ds {
+		d.claimed, d.leased, d.leaseEnd = true, true, began.Add(t.lease)
+	}
+	return ds, more, nil
+}
+
+type rowKey struct {
+	createdAt time.Time
+	id        uuid.UUID
+}
+
+// due finds what may be claimed: the heads that are due, soonest first, each
+// with the rows behind it up to one that has a time of its own to wait for.
+func (t *table) due(ctx context.Context, tx pgx.Tx, endpoint uuid.UUID, n int) (out []rowKey, full bool, err error) {
+	const sql = `WITH heads AS (
+    SELECT d.order_key, d.seq, d.next_attempt FROM core.webhook_deliveries d
+    WHERE d.created_at >= $1 AND d.endpoint_id = $2 AND d.state = 'pending' AND d.next_attempt <= statement_timestamp()
+        AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp())
+        AND NOT EXISTS (SELECT FROM core.webhook_deliveries e WHERE e.created_at >= $1 AND e.endpoint_id = $2
+            AND e.order_key = d.order_key AND e.state = 'pending' AND e.seq < d.seq)
+    ORDER BY d.next_attempt LIMIT $3)
+SELECT h.order_key, r.created_at, r.delivery_id, r.free FROM heads h
+CROSS JOIN LATERAL (SELECT e.seq, e.created_at, e.delivery_id, (e.next_attempt IS NULL OR e.next_attempt <= statement_timestamp())
+        AND (e.lease_until IS NULL OR e.lease_until <= statement_timestamp()) AS free
+    FROM core.webhook_deliveries e
+    WHERE e.created_at >= $1 AND e.endpoint_id = $2 AND e.order_key = h.order_key AND e.state = 'pending' AND e.seq >= h.seq
+    ORDER BY e.seq LIMIT $4) r
+ORDER BY h.next_attempt, h.order_key, r.seq`
+	rows, err := tx.Query(ctx, sql, t.horizon(time.Now()), endpoint, n, min(n, maxRun))
+	if err != nil {
+		return nil, false, err
+	}
+	var key, stopped string
+	var one rowKey
+	var free bool
+	seen := 0
+	_, err = pgx.ForEachRow(rows, []any{&key, &one.createdAt, &one.id, &free}, func() error {
+		seen++
+		if !free {
+			stopped = key
+		}
+		if stopped != key && len(out) < n {
+			out = append(out, one)
+		}
+		return nil
+	})
+	return out, seen >= n, err
+}
+
+// take leases rows and reads them, in the order of each key.
+func (t *table) take(ctx context.Context, tx pgx.Tx, due []rowKey) ([]*delivery, error) {
+	const sql = `UPDATE core.webhook_deliveries d SET lease = $4, lease_until = statement_timestamp() + $5::interval,
+    next_attempt = coalesce(d.next_attempt, statement_timestamp())
+FROM unnest($2::timestamptz[], $3::uuid[]) AS r(created_at, delivery_id)
+WHERE d.created_at >= $1 AND d.created_at = r.created_at AND d.delivery_id = r.delivery_id AND d.state = 'pending'
+    AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp())
+RETURNING d.created_at, d.delivery_id, d.endpoint_id, d.tenant_id, d.event_id, d.event_type, d.order_key, d.seq, d.body, d.attempts`
+	created, id := make([]time.Time, len(due)), make([]uuid.UUID, len(due))
+	for i, r := range due {
+		created[i], id[i] = r.createdAt, r.id
+	}
+	rows, err := tx.Query(ctx, sql, slices.MinFunc(created, time.Time.Compare), created, id, t.me, t.lease)
+	if err != nil {
+		return nil, err
+	}
+	ds, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (*delivery, error) {
+		d := new(delivery)
+		err := r.Scan(&d.createdAt, &d.id, &d.endpoint, &d.tenant, &d.eventID, &d.eventType, &d.orderKey, &d.seq, &d.body, &d.attempts)
+		return d, err
+	})
+	slices.SortFunc(ds, func(a, b *delivery) int {
+		return cmp.Or(strings.Compare(a.orderKey, b.orderKey), cmp.Compare(a.seq, b.seq))
+	})
+	return ds, err
+}
+
+func compareIDs(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }
+
+func compareQueues(a, b orderOf) int {
+	return cmp.Or(compareIDs(a.endpoint, b.endpoint), strings.Compare(a.key, b.key))
+}
