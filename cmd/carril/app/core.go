@@ -102,6 +102,7 @@ func (a *App) start(ctx context.Context) error {
 		{a.roles.Maintain, a.startMaintain},
 		{a.roles.Process, a.startProcess},
 		{a.roles.Dispatch, a.startDispatch},
+		{a.roles.Webhooks, a.startWebhooks},
 		{a.roles.Ingest, a.startIngest},
 	} {
 		if role.on {

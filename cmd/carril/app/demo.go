@@ -50,8 +50,7 @@ func loadDemo(dir string) (*Demo, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read the demo's secrets: %w", err)
 	}
-	provider, endpoint := signature.NewSecret(), signature.NewSecret()
-	return &Demo{ProviderKey: "re_" + random(24), ProviderSecret: provider.Reveal(), EndpointSecret: endpoint.Reveal(),
+	return &Demo{ProviderKey: "re_" + random(24), ProviderSecret: signature.NewSecret().Reveal(),
 		WebhookKey: base64.StdEncoding.EncodeToString(randomBytes(32))}, nil
 }
 

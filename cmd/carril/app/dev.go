@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +30,7 @@ type Dev struct {
 	Receiver string // where the demo's webhooks arrive
 	Embedded []string
 
+	dir   string
 	stack *devstack.Stack
 	recv  *receiver
 }
@@ -45,7 +45,7 @@ func StartDev(ctx context.Context, set Settings, dir string, log *slog.Logger) (
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
-	d = &Dev{}
+	d = &Dev{dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Stop())
@@ -67,7 +67,7 @@ func StartDev(ctx context.Context, set Settings, dir string, log *slog.Logger) (
 	if err := d.Sandbox.SetWebhook(d.API+"/v1/providers/resend/webhooks", secret); err != nil {
 		return nil, fmt.Errorf("point the sandbox's webhooks here: %w", err)
 	}
-	return d, nil
+	return d, d.subscribe(ctx)
 }
 
 // startParts brings up what set does not name.
@@ -154,13 +154,14 @@ func (d *Dev) prepare(ctx context.Context, set *Settings, dir string) error {
 	if err := d.Sandbox.Start(ctx); err != nil {
 		return fmt.Errorf("start the provider sandbox: %w", err)
 	}
-	d.recv = newReceiver(d.Demo.EndpointSecret)
+	d.recv = &receiver{}
 	if d.Receiver, err = d.recv.start(); err != nil {
 		return err
 	}
 	set.ResendURL, set.ResendKey, set.ResendSecrets = d.Sandbox.URL(), d.Demo.ProviderKey, []string{d.Demo.ProviderSecret}
 	set.WebhookKey = d.Demo.WebhookKey
-	set.WebhookPrivate = append(set.WebhookPrivate, "127.0.0.0/8") // the demo's receiver is on this machine
+	// The demo's receiver is on this machine, without a certificate.
+	set.WebhookPrivate, set.WebhookHTTP, set.WebhookAnyPort = append(set.WebhookPrivate, "127.0.0.0/8"), true, true
 	return nil
 }
 
@@ -220,10 +221,4 @@ func (d *Dev) Curl() string {
   -H 'Authorization: Bearer %s' -H 'Content-Type: application/json' \
   -d '{"event_name":"invoice.paid","idempotency_key":"invoice-'$RANDOM'","occurred_at":"'$(date -u +%%Y-%%m-%%dT%%H:%%M:%%SZ)'",
        "identifiers":{"email":"ana@example.com"},"properties":{"invoice":"889","total":42.50}}'`, d.API, d.Demo.Key)
-}
-
-// receiver is where the demo's webhooks arrive; it checks their signatures.
-type receiver struct {
-	secret string
-	srv    *http.Server
 }

@@ -53,6 +53,8 @@ type Settings struct {
 	ResendRate     float64       `name:"resend-rate" env:"CARRIL_RESEND_RATE" default:"5" help:"The provider's stated limit in requests a second; buckets default to 90 % of it." group:"messaging"`
 	LatencyBudget  time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
 	WebhookKey     string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
+	WebhookHTTP    bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
+	WebhookAnyPort bool          `name:"webhook-any-port" env:"CARRIL_WEBHOOK_ANY_PORT" help:"Let webhooks go to ports other than 443." group:"messaging"`
 	WebhookPrivate []string      `name:"webhook-private-targets" env:"CARRIL_WEBHOOK_PRIVATE_TARGETS" help:"CIDR ranges of private addresses that webhooks may go to; none by default." group:"messaging"`
 
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
