@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // bench is a test's own rail: database, topics, registry, buckets and a
 // provider in memory.
 type bench struct {
-	t        *testing.T
+	t        testing.TB
 	pool     *pgxpool.Pool
 	kafka    kafka.Config
 	codec    *schemas.Codec
@@ -60,7 +60,11 @@ type bench struct {
 	seq int
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench { return newBenchOf(t, true) }
+
+// newBenchOf makes a bench with the partitions of the embedded broker or with
+// those of a real one.
+func newBenchOf(t testing.TB, embedded bool) *bench {
 	t.Helper()
 	broker := testkit.Kafka(t)
 	b := &bench{t: t, pool: testkit.Pool(t), kafka: kafka.Config{Brokers: broker.Brokers, Prefix: broker.Prefix, SingleNode: true}, fake: newFake()}
@@ -69,7 +73,7 @@ func newBench(t *testing.T) *bench {
 	b.producer, err = b.kafka.NewProducer()
 	require.NoError(t, err)
 	t.Cleanup(b.producer.Close)
-	_, err = kafka.CreateTopics(t.Context(), kadm.NewClient(b.producer), b.kafka.Specs([]string{"email"}, true))
+	_, err = kafka.CreateTopics(t.Context(), kadm.NewClient(b.producer), b.kafka.Specs([]string{"email"}, embedded))
 	require.NoError(t, err)
 	reg, err := sr.NewClient(sr.URLs(testkit.Registry(t)))
 	require.NoError(t, err)
@@ -123,7 +127,8 @@ type job struct {
 	subject  string
 	address  string
 	expires  *time.Time
-	state    string // "" is in_topic, with its record
+	state    string    // "" is in_topic, with its record
+	contact  uuid.UUID // with the tenant, the record's key
 }
 
 func (b *bench) message(j job) schemas.JobMessage {
@@ -134,6 +139,9 @@ func (b *bench) message(j job) schemas.JobMessage {
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	m := schemas.JobMessage{RequestID: ids.New(), RequestedAt: now, ContactID: ids.New(), Address: j.address, Category: j.category, RetentionMonths: 13,
 		CorrelationID: fmt.Sprintf("c-%d", n), OriginEventID: ids.New(), ExpiresAt: j.expires}
+	if j.contact != uuid.Nil {
+		m.ContactID = j.contact
+	}
 	if m.Address == "" {
 		m.Address = fmt.Sprintf("p%d@example.com", n)
 	}

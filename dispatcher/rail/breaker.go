@@ -14,6 +14,12 @@ type breaker struct {
 	reason   string
 }
 
+// Why a rail stands still for its provider.
+const (
+	pausedFailing       = "provider_failing"
+	pausedConfiguration = "configuration"
+)
+
 const (
 	breakAfter = 5                      // failures in a row
 	firstPause = 250 * time.Millisecond // doubled by each probe that fails
@@ -50,7 +56,7 @@ func (b *breaker) failed(now time.Time) {
 	}
 	if b.failures++; b.failures >= breakAfter {
 		pause := min(maxPause, firstPause<<min(b.failures-breakAfter, 10))
-		b.until, b.reason = now.Add(jitter(pause)), "provider_failing"
+		b.until, b.reason = now.Add(jitter(pause)), pausedFailing
 	}
 }
 

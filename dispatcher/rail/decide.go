@@ -117,7 +117,9 @@ func (w *Worker) again(c sends.Claimed, step sends.Step) sends.Step {
 		return step
 	}
 	step.State = sends.StateInTopic
-	step.Delay = fullJitter(min(w.cfg.BackoffMax, w.cfg.Backoff<<min(tried-1, 20)))
+	// Times four each time: the first retry of a code comes within a second, and
+	// the eighth try is far enough away to outlive an outage of ten minutes (F30).
+	step.Delay = fullJitter(min(w.cfg.BackoffMax, w.cfg.Backoff<<min(2*(tried-1), 20)))
 	if step.Delay > w.cfg.Budget/10 {
 		step.State = sends.StateParked
 	}

@@ -57,6 +57,9 @@ func NewMetrics(reg prometheus.Registerer, channels []string) *Metrics {
 			m.took.WithLabelValues(c, r)
 			m.wait.WithLabelValues(c, r)
 			m.inFlight.WithLabelValues(c, r)
+			for _, why := range pauseReasons {
+				m.paused.WithLabelValues(c, r, why)
+			}
 		}
 	}
 	return m
@@ -76,8 +79,32 @@ func (w *Worker) alarm(kind string) {
 	}
 }
 
+// pauseReasons is the closed set of the metric's label.
+var pauseReasons = []string{pausedFailing, pausedConfiguration}
+
+func (w *Worker) inFlight(n float64) {
+	if m := w.deps.Metrics; m != nil {
+		m.inFlight.WithLabelValues(w.cfg.Channel, w.cfg.Rail).Add(n)
+	}
+}
+
+// showPause publishes why the rail stands still; "" while it does not.
+func (w *Worker) showPause(reason string) {
+	m := w.deps.Metrics
+	if m == nil {
+		return
+	}
+	for _, why := range pauseReasons {
+		v := 0.0
+		if why == reason {
+			v = 1
+		}
+		m.paused.WithLabelValues(w.cfg.Channel, w.cfg.Rail, why).Set(v)
+	}
+}
+
 // observe counts an attempt.
-func (w *Worker) observe(class provider.Class, took time.Duration, _ *item) {
+func (w *Worker) observe(class provider.Class, took time.Duration) {
 	m := w.deps.Metrics
 	if m == nil {
 		return

@@ -41,8 +41,8 @@ type Config struct {
 	CommitEvery time.Duration // offsets and positions; default 100 ms
 	Tries       int           // counted attempts; default 8, 12
 	TryFor      time.Duration // from the first counted attempt, without what it stood still for; default 30 min, 24 h
-	Backoff     time.Duration // cap of the first wait after a counted attempt, doubled each time, with full jitter; default 1 s
-	BackoffMax  time.Duration // default 5 min, 1 h
+	Backoff     time.Duration // cap of the first wait after a counted attempt, four times as much each time, with full jitter; default 1 s
+	BackoffMax  time.Duration // default 10 min, 1 h
 	Session     time.Duration // default 6 s
 	Heartbeat   time.Duration // default 1 s
 	Drain       time.Duration // longest that requests in flight may take when partitions go or the worker stops; default 5 s
@@ -62,7 +62,7 @@ func (c Config) withDefaults() Config {
 	c.Tries = def(c.Tries, pick(transactional, 8, 12))
 	c.TryFor = def(c.TryFor, pick(transactional, 30*time.Minute, 24*time.Hour))
 	c.Backoff = def(c.Backoff, time.Second)
-	c.BackoffMax = def(c.BackoffMax, pick(transactional, 5*time.Minute, time.Hour))
+	c.BackoffMax = def(c.BackoffMax, pick(transactional, 10*time.Minute, time.Hour))
 	c.Session = def(c.Session, 6*time.Second)
 	c.Heartbeat = def(c.Heartbeat, time.Second)
 	c.Drain = def(c.Drain, 5*time.Second)

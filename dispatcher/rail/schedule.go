@@ -23,8 +23,9 @@ func (w *Worker) schedule(ctx context.Context) {
 		if it == nil {
 			return
 		}
+		w.inFlight(1)
 		w.senders.Go(func() {
-			defer func() { w.free <- struct{}{}; signal(w.wake) }()
+			defer func() { w.inFlight(-1); w.free <- struct{}{}; signal(w.wake) }()
 			w.send(it, grant)
 		})
 	}

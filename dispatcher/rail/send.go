@@ -54,7 +54,7 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 	w.at(PointAnswered)
 	class := w.judge(c, res, sendErr, grant)
 	step := w.decide(it, c, res, sendErr)
-	w.observe(class, time.Since(started), it)
+	w.observe(class, time.Since(started))
 	w.report(c, step, class, time.Since(started))
 	w.write(it, c, step)
 }
@@ -79,7 +79,7 @@ func (w *Worker) claim(it *item) (c sends.Claimed, v sends.Verdict, err error) {
 // in pieces may have more: its row says in_topic still, so it is asked for again.
 func (w *Worker) settle(it *item, again bool) {
 	if again && it.limit > 0 {
-		w.requeue(it, 0)
+		w.requeue(it, 0, true)
 		return
 	}
 	w.finish(it.entry)
@@ -105,14 +105,16 @@ func (w *Worker) write(it *item, c sends.Claimed, step sends.Step) {
 	w.slots.wake()
 	w.at(PointWritten)
 	if err == nil && step.State == sends.StateInTopic {
-		w.requeue(it, step.Delay)
+		w.requeue(it, step.Delay, !step.Counted)
 		return
 	}
 	w.finish(it.entry)
 }
 
-// requeue puts a job back before its tenant's others; it was its turn.
-func (w *Worker) requeue(it *item, delay time.Duration) {
+// requeue puts a job back: before its tenant's others where it was its turn and
+// nothing was its fault, behind them after a failure, so that the probes of a
+// failing provider do not spend all tries of one job.
+func (w *Worker) requeue(it *item, delay time.Duration, front bool) {
 	it.ready = time.Time{}
 	if delay > 0 {
 		it.ready = time.Now().Add(delay)
@@ -120,7 +122,7 @@ func (w *Worker) requeue(it *item, delay time.Duration) {
 	w.mu.Lock()
 	it.entry.w.land(it.entry)
 	if !it.entry.w.closed && !w.stopping {
-		w.ring.push(it, true)
+		w.ring.push(it, front)
 	}
 	w.mu.Unlock()
 	signal(w.wake)
@@ -144,11 +146,13 @@ func (w *Worker) judge(c sends.Claimed, res provider.Result, err error, grant bu
 	case provider.ClassRetryable, provider.ClassUncertain:
 		w.health.failed(now)
 	case provider.ClassConfiguration:
-		w.health.stop(now, w.cfg.Recheck, "configuration")
+		w.health.stop(now, w.cfg.Recheck, pausedConfiguration)
 	default:
 		w.health.abort()
 	}
+	paused := w.health.reason
 	w.mu.Unlock()
+	w.showPause(paused)
 	if class == provider.ClassThrottled {
 		r.Throttled, r.Quota, r.RetryIn = true, pe.Quota, pe.RetryAfter
 		if r.RetryIn <= 0 { // it named no wait: ours, spread over a few seconds

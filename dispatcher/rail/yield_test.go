@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -63,6 +64,25 @@ func TestYield(t *testing.T) {
 		for _, id := range codes {
 			require.Equal(t, 1, b.fake.delivered(id), "the codes went before")
 		}
+	})
+
+	// I10
+	t.Run("DoesNotMindFivePartitionsOfSixWithoutTraffic", func(t *testing.T) {
+		t.Parallel()
+		b := newBenchOf(t, false)
+		reader := b.monitor(1000)
+		b.eventually("a fresh install lets marketing run", func() bool { yield, _ := reader.Yielding(); return !yield })
+		b.start(setup{})
+		one := uuid.New() // one key, one partition
+		for range 20 {
+			b.enqueue(job{contact: one})
+		}
+		b.await(20, "sent")
+		b.start(setup{rail: schemas.RailMarketing, yield: reader})
+		_, all := b.enqueueBatch(b.tenant, 3, nil)
+		b.eventually("marketing runs", func() bool { return b.fake.delivered(all[0]) == 1 })
+		busy := b.count(`SELECT count(*) FROM core.stream_positions WHERE stage = 'rail:email.transactional' AND next_offset > 0`)
+		require.Equal(t, 1, busy)
 	})
 
 	t.Run("NeedsAWorkerBesideABacklog", func(t *testing.T) {

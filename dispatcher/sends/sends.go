@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -62,7 +63,7 @@ type Config struct {
 	Rail     string        // schemas.RailTransactional or RailMarketing
 	Provider string        // name of the provider that new generations go to
 	Lease    time.Duration // how long a claim lives; above the provider's deadline; default 60 s
-	Credits  int           // jobs of a tenant in the topic or claimed, transactional only; default 200
+	Credits  int           // jobs of a tenant in the topic or claimed, transactional only; default CreditsFor the provider's stated rate
 	// UncertainRepeats is how often a request of unknown outcome is repeated for a
 	// provider without idempotency keys; default 0: it is for a person to look at.
 	UncertainRepeats int
@@ -93,12 +94,12 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	if cfg.Lease == 0 {
 		cfg.Lease = time.Minute
 	}
-	if cfg.Credits == 0 {
-		cfg.Credits = 200
-	}
 	p, ok := deps.Providers[cfg.Provider]
 	if !ok {
 		return nil, fmt.Errorf("sends: no provider %q", cfg.Provider)
+	}
+	if cfg.Credits == 0 {
+		cfg.Credits = CreditsFor(p.Capabilities().RatePerSecond)
 	}
 	// FS-MSG-0005 §5: a blast sent one request a message would empty the
 	// provider's bucket for everybody.
@@ -120,6 +121,14 @@ func New(cfg Config, deps Deps) (*Store, error) {
 		templates: map[templateKey]*template{}}
 	s.steps = newGroup(s.applyAll)
 	return s, nil
+}
+
+// CreditsFor is how many of a tenant's jobs may stand in a transactional topic
+// whose provider takes so many requests a second: what a second passes, between
+// 4 and 200. With 200 for everyone, the codes of a quiet tenant lie unread
+// behind twenty backlogs for minutes; the rest waits where it can be overtaken.
+func CreditsFor(ratePerSecond float64) int {
+	return int(min(max(math.Ceil(ratePerSecond), 4), 200))
 }
 
 // Worker is the rail's name in core.processed_jobs.
