@@ -15,8 +15,9 @@ import (
 
 // phase is a measured append: how many rows stood there at which time.
 type phase struct {
-	points []point // in order; the first has no rows
-	wal    int64   // bytes written to the log meanwhile; 0: PostgreSQL did not say
+	points []point       // in order; the first has no rows
+	wal    int64         // bytes written to the log meanwhile; 0: PostgreSQL did not say
+	cpu    time.Duration // of this process; PostgreSQL's own is not in it
 }
 
 type point struct {
@@ -28,10 +29,11 @@ type point struct {
 // other wrote.
 func (a *appendRun) phase(ctx context.Context, f func(context.Context) ([]point, error)) (p phase, err error) {
 	_, _ = a.pool.Exec(ctx, "CHECKPOINT") // a right that not every user has
-	before := a.walPosition(ctx)
+	before, cpu := a.walPosition(ctx), bench.CPUTime()
 	if p.points, err = f(ctx); err != nil {
 		return p, err
 	}
+	p.cpu = bench.CPUTime() - cpu
 	if after := a.walPosition(ctx); before > 0 {
 		p.wal = after - before
 	}
@@ -46,7 +48,7 @@ func (a *appendRun) walPosition(ctx context.Context) (at int64) {
 // then joins a later phase that goes on where this one ended.
 func (p phase) then(later phase) phase {
 	gap := later.points[0].at.Sub(p.points[len(p.points)-1].at)
-	joined := phase{points: slices.Clone(p.points), wal: p.wal + later.wal}
+	joined := phase{points: slices.Clone(p.points), wal: p.wal + later.wal, cpu: p.cpu + later.cpu}
 	for _, pt := range later.points[1:] {
 		joined.points = append(joined.points, point{pt.rows, pt.at.Add(-gap)})
 	}
@@ -85,6 +87,7 @@ func (p phase) figures() bench.Figures {
 	f := bench.FiguresOf(&batches, 1)
 	last := p.points[len(p.points)-1]
 	f.Count, f.Rate = uint64(last.rows), p.rate(0, last.rows)
+	f.CPU = round3(float64(p.cpu.Microseconds()) / float64(max(1, last.rows)))
 	return f
 }
 
