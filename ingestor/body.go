@@ -165,7 +165,7 @@ func (a *API) unreadable(err error, wire *counted, encoded bool, most int) *http
 		return bodyTooLarge("body_too_large", most)
 	case wire.err != nil && errors.As(wire.err, &timeout) && timeout.Timeout():
 		return &httpserver.Problem{Status: http.StatusRequestTimeout, Code: "request_timeout", Title: "The body did not arrive in time"}
-	case encoded && (wire.err == nil || wire.err == io.EOF):
+	case encoded && (wire.err == nil || errors.Is(wire.err, io.EOF)):
 		return &httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_encoding", Title: "The body is not what its Content-Encoding says"}
 	}
 	return &httpserver.Problem{Status: http.StatusBadRequest, Code: "unreadable_body", Title: "The body could not be read to its end"}

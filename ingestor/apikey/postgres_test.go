@@ -2,6 +2,7 @@ package apikey
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"testing"
 	"time"
@@ -115,6 +116,29 @@ func TestPostgres(t *testing.T) {
 		requireInvalidSoon(t, v, text)
 		require.Empty(t, on, "over the first connection")
 	})
+	t.Run("TellsListenersOfAChangedTenant", func(t *testing.T) {
+		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		on := make(chan struct{}, 10)
+		v := verifier(t, store, tap{Listener{URL: dsn}, on}) // whose keys are fresh for 30 s
+		<-on
+		for _, change := range []struct {
+			sql   string
+			heard func(p *Principal, err error) bool
+		}{
+			{`UPDATE core.tenants SET plan_id = 'scale'`, func(p *Principal, err error) bool { return err == nil && p.Tenant.RetentionMonths == 37 }},
+			{`UPDATE core.plans SET events_per_second = 7 WHERE plan_id = 'scale'`, func(p *Principal, err error) bool { return err == nil && p.Tenant.EventsPerSecond == 7 }},
+			{`UPDATE core.tenants SET clock_policy = 'reject'`, func(p *Principal, err error) bool { return err == nil && !p.Tenant.Clamp }},
+			{`UPDATE core.tenants SET disabled_at = now()`, func(_ *Principal, err error) bool { return errors.Is(err, ErrTenantDisabled) }},
+			{`UPDATE core.tenants SET disabled_at = NULL`, func(_ *Principal, err error) bool { return err == nil }},
+		} {
+			before, err := v.Verify(ctx, text)
+			require.False(t, change.heard(before, err), change.sql)
+			_, err = pool.Exec(ctx, change.sql)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return change.heard(v.Verify(ctx, text)) }, 10*time.Second, 2*time.Millisecond, change.sql)
+		}
+	})
 	t.Run("ListensAgainAfterTheConnectionWasLost", func(t *testing.T) {
 		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
@@ -162,6 +186,6 @@ func requireInvalidSoon(t *testing.T, v *Verifier, text string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		_, err := v.Verify(context.Background(), text)
-		return err == ErrInvalid
+		return errors.Is(err, ErrInvalid)
 	}, 15*time.Second, 2*time.Millisecond)
 }

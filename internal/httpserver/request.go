@@ -2,6 +2,7 @@ package httpserver
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -58,7 +59,7 @@ func answerPanic(w *started, r *http.Request, log *slog.Logger) {
 	if v == nil {
 		return
 	}
-	if v == http.ErrAbortHandler {
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v)
 	}
 	log.Error("panic in a request", "request_id", RequestID(r.Context()), "method", r.Method,

@@ -55,7 +55,12 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	metrics, err := httpserver.NewMetrics(a.reg)
+	if err != nil {
+		return err
+	}
 	r := httpserver.NewRouter()
+	r.Use(metrics.Observe)
 	api.Mount(r)
 	manage.New(manage.Deps{Keys: keys, DB: a.side, Queues: queues}).Mount(r)
 	if hooks != nil {
