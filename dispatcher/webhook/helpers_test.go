@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -289,4 +291,22 @@ const byState = `SELECT count(*) FROM core.webhook_deliveries WHERE created_at >
 func (m *mirror) awaitState(state string, n int) {
 	m.t.Helper()
 	m.await(n, byState, state)
+}
+
+// behindProxy makes a dispatcher whose own way to the database can be cut.
+func (m *mirror) behindProxy(cfg webhook.Config) (*testkit.Proxy, *webhook.Dispatcher) {
+	m.t.Helper()
+	pc := m.pool.Config()
+	proxy := testkit.NewProxy(m.t, net.JoinHostPort(pc.ConnConfig.Host, fmt.Sprint(pc.ConnConfig.Port)))
+	host, port, err := net.SplitHostPort(proxy.Addr())
+	require.NoError(m.t, err)
+	n, err := strconv.ParseUint(port, 10, 16)
+	require.NoError(m.t, err)
+	pc.ConnConfig.Host, pc.ConnConfig.Port, pc.ConnConfig.Fallbacks = host, uint16(n), nil
+	pool, err := pgxpool.NewWithConfig(context.Background(), pc)
+	require.NoError(m.t, err)
+	m.t.Cleanup(pool.Close)
+	d, err := webhook.New(cfg, webhook.Deps{Pool: pool, Codec: m.codec, Guard: m.guard, Keys: m.keys, Log: testkit.Logger(m.t), Metrics: prometheus.NewRegistry()})
+	require.NoError(m.t, err)
+	return proxy, d
 }
