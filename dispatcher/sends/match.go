@@ -217,7 +217,7 @@ ON CONFLICT DO NOTHING RETURNING recorded_at`
 		return true, nil
 	}
 	m, err := statusChange(ctx, h.codec, change{
-		id: ids.StatusChange(f.send, r.provider, r.id), send: f.send, tenant: f.tenant, cell: f.cell, contact: f.contact, channel: f.channel,
+		id: ids.StatusChange(f.send, status, r.provider, r.id), send: f.send, tenant: f.tenant, cell: f.cell, contact: f.contact, channel: f.channel,
 		category: f.category, status: status, occurred: r.event.OccurredAt, recorded: at, correlation: f.correlation, origin: f.origin, reason: reason,
 	})
 	if err != nil {

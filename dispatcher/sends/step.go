@@ -271,7 +271,7 @@ func (s *Store) queueOutcomes(ctx context.Context, b *pgx.Batch, c *Claimed, out
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now(), nullif($9, '')) ON CONFLICT DO NOTHING`
 		b.Queue(sql, m.RequestedAt, m.RetentionMonths, c.TenantID, m.SendID, status, name, event, generation, why)
 		msg, err := statusChange(ctx, s.deps.Codec, change{
-			id: ids.StatusChange(m.SendID, name, event), send: m.SendID, tenant: c.TenantID, cell: c.job.payload.CellID, contact: m.ContactID,
+			id: ids.StatusChange(m.SendID, status, name, event), send: m.SendID, tenant: c.TenantID, cell: c.job.payload.CellID, contact: m.ContactID,
 			channel: s.cfg.Channel, category: m.Category, status: status, occurred: c.job.now, recorded: c.job.now,
 			correlation: m.CorrelationID, origin: m.OriginEventID, reason: why,
 		})

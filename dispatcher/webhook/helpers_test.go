@@ -269,7 +269,7 @@ func (m *mirror) events(tenant uuid.UUID, prefix string, n int) []schemas.EventT
 func (m *mirror) change(tenant uuid.UUID, step, id string) schemas.MessageStatusChanged {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	send := uuid.NewSHA1(tenant, []byte("send"))
-	return schemas.MessageStatusChanged{Type: "messaging.message." + step, ChangeID: ids.StatusChange(send, "test", id), SendID: send, TenantID: tenant, CellID: "cell-1",
+	return schemas.MessageStatusChanged{Type: "messaging.message." + step, ChangeID: ids.StatusChange(send, step, "test", id), SendID: send, TenantID: tenant, CellID: "cell-1",
 		ContactID: uuid.NewSHA1(tenant, []byte("c")), Channel: "email", Category: "transactional", Status: step, OccurredAt: now, RecordedAt: now,
 		CorrelationID: "corr", OriginEventID: ids.Event(tenant, "origin")}
 }

@@ -179,7 +179,7 @@ WHERE h.requested_at = ANY($1::timestamptz[]) AND h.send_id = ANY($2::uuid[]) OR
 			return err
 		}
 		s.SendID = &send
-		tr.changes = append(tr.changes, ids.StatusChange(send, provider, source))
+		tr.changes = append(tr.changes, ids.StatusChange(send, s.Step, provider, source))
 		tr.add(s)
 		return nil
 	})

@@ -49,9 +49,14 @@ func Batch(firstSend uuid.UUID, at time.Time) uuid.UUID {
 }
 
 // StatusChange is the id of a step in a send's life, by the source that
-// reported it and the source's own id for the report.
-func StatusChange(send uuid.UUID, source, sourceID string) uuid.UUID {
-	return derive("status-change", send[:], []byte(source), []byte(sourceID))
+// reported it and the source's own id for the report. That a message was sent
+// is said twice, by us and by the provider, and is one step: whoever dedupes on
+// the id hears of it once.
+func StatusChange(send uuid.UUID, status, source, sourceID string) uuid.UUID {
+	if status == "sent" {
+		source, sourceID = "", ""
+	}
+	return derive("status-change", send[:], []byte(status), []byte(source), []byte(sourceID))
 }
 
 // WebhookDelivery is the id of one event's delivery to one endpoint: the time
