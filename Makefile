@@ -45,8 +45,9 @@ services-down: ## stop what `make services` started; its data stays
 
 ##@ Code
 .PHONY: lint
-lint: ## check formatting, imports, errors and comments
+lint: ## check formatting, imports, errors, comments and the generated query code
 	$(GOTOOL) golangci-lint run
+	$(GOTOOL) sqlc diff
 
 .PHONY: generate
 generate: ## write the query code anew from the SQL files

@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/db/streamdb"
 )
 
 // ErrHeld says that another holder's lease lives.
@@ -45,30 +47,20 @@ type Lease struct {
 // Take takes a lease that nobody holds, under a new epoch, or gives ErrHeld.
 func Take(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Lease, error) {
 	cfg = cfg.withDefaults()
-	const sql = `INSERT INTO core.leases AS l (name, holder, epoch, until) VALUES ($1, $2, 1, clock_timestamp() + $3::interval)
-ON CONFLICT (name) DO UPDATE SET holder = EXCLUDED.holder, epoch = l.epoch + 1, until = EXCLUDED.until
-WHERE l.until < clock_timestamp() RETURNING epoch`
-	l := &Lease{Name: cfg.Name, cfg: cfg}
-	err := pool.QueryRow(ctx, sql, cfg.Name, cfg.Holder, cfg.Life).Scan(&l.Epoch)
+	epoch, err := streamdb.New(pool).TakeLease(ctx, streamdb.TakeLeaseParams{Name: cfg.Name, Holder: cfg.Holder, Life: cfg.Life})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("take lease %s: %w", cfg.Name, ErrHeld)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("take lease %s: %w", cfg.Name, err)
 	}
-	return l, nil
+	return &Lease{Name: cfg.Name, Epoch: epoch, cfg: cfg}, nil
 }
 
 // TakeSlot takes the first free of the leases prefix:0 to prefix:n-1, and gives
 // its number.
 func TakeSlot(ctx context.Context, pool *pgxpool.Pool, prefix string, n int, cfg Config) (*Lease, int, error) {
-	const sql = `SELECT i FROM generate_series(0, $2::int - 1) i LEFT JOIN core.leases l ON l.name = $1 || ':' || i
-WHERE l.until IS NULL OR l.until < clock_timestamp() ORDER BY i`
-	rows, err := pool.Query(ctx, sql, prefix, n)
-	if err != nil {
-		return nil, 0, fmt.Errorf("find a free slot of %s: %w", prefix, err)
-	}
-	free, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	free, err := streamdb.New(pool).FreeSlots(ctx, streamdb.FreeSlotsParams{Prefix: prefix, N: int32(n)})
 	if err != nil {
 		return nil, 0, fmt.Errorf("find a free slot of %s: %w", prefix, err)
 	}
@@ -78,19 +70,18 @@ WHERE l.until IS NULL OR l.until < clock_timestamp() ORDER BY i`
 		if errors.Is(err, ErrHeld) {
 			continue
 		}
-		return l, i, err
+		return l, int(i), err
 	}
 	return nil, 0, fmt.Errorf("take one of %d slots of %s: %w", n, prefix, ErrHeld)
 }
 
 // Renew extends the lease, also after it ran out, as long as nobody took it.
 func (l *Lease) Renew(ctx context.Context, pool *pgxpool.Pool) error {
-	const sql = `UPDATE core.leases SET until = clock_timestamp() + $3::interval WHERE name = $1 AND epoch = $2`
-	tag, err := pool.Exec(ctx, sql, l.Name, l.Epoch, l.cfg.Life)
+	renewed, err := streamdb.New(pool).RenewLease(ctx, streamdb.RenewLeaseParams{Name: l.Name, Epoch: l.Epoch, Life: l.cfg.Life})
 	if err != nil {
 		return fmt.Errorf("renew lease %s: %w", l.Name, err)
 	}
-	if tag.RowsAffected() == 0 {
+	if renewed == 0 {
 		return fmt.Errorf("renew lease %s: %w", l.Name, ErrLost)
 	}
 	return nil
@@ -98,8 +89,7 @@ func (l *Lease) Renew(ctx context.Context, pool *pgxpool.Pool) error {
 
 // Release gives the lease up, so that the next need not wait for its end.
 func (l *Lease) Release(ctx context.Context, pool *pgxpool.Pool) error {
-	const sql = `UPDATE core.leases SET until = clock_timestamp() - interval '1 second' WHERE name = $1 AND epoch = $2`
-	if _, err := pool.Exec(ctx, sql, l.Name, l.Epoch); err != nil {
+	if err := streamdb.New(pool).ReleaseLease(ctx, streamdb.ReleaseLeaseParams{Name: l.Name, Epoch: l.Epoch}); err != nil {
 		return fmt.Errorf("release lease %s: %w", l.Name, err)
 	}
 	return nil

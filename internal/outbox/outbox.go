@@ -19,6 +19,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/db/streamdb"
 )
 
 // Stores of a lane.
@@ -57,30 +59,16 @@ type Lane struct {
 	Epoch int64
 }
 
-// querier is what both a pool and a transaction can do.
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
 // Open finds or makes a producer's lane in a store. With an epoch other than
 // AnyEpoch it also takes the lane: older epochs are fenced from then on, and a
 // newer one gives ErrFenced.
-func Open(ctx context.Context, db querier, producer, store string, epoch int64) (Lane, error) {
-	const sql = `
-WITH lane AS (
-    INSERT INTO core.outbox_lanes AS l (producer, store, epoch) VALUES ($1, $2, greatest($3::bigint, 0))
-    ON CONFLICT (producer, store) DO UPDATE SET epoch = greatest(l.epoch, EXCLUDED.epoch)
-    RETURNING lane, epoch
-), cursor AS (
-    INSERT INTO core.outbox_cursors (lane, consumer) SELECT lane, 'relay' FROM lane ON CONFLICT DO NOTHING
-)
-SELECT lane, epoch FROM lane`
-	l := Lane{Store: store, Epoch: epoch}
-	var have int64
-	if err := db.QueryRow(ctx, sql, producer, store, epoch).Scan(&l.ID, &have); err != nil {
+func Open(ctx context.Context, db streamdb.DBTX, producer, store string, epoch int64) (Lane, error) {
+	have, err := streamdb.New(db).OpenLane(ctx, streamdb.OpenLaneParams{Producer: producer, Store: store, Epoch: epoch})
+	l := Lane{ID: have.Lane, Store: store, Epoch: epoch}
+	if err != nil {
 		return l, fmt.Errorf("open outbox lane %s of %s: %w", producer, store, err)
 	}
-	if epoch != AnyEpoch && have != epoch {
+	if epoch != AnyEpoch && have.Epoch != epoch {
 		return l, fmt.Errorf("open outbox lane %s of %s: %w", producer, store, ErrFenced)
 	}
 	return l, nil
@@ -91,17 +79,14 @@ SELECT lane, epoch FROM lane`
 // sequence order is commit order and a rollback leaves no gap: take last, just
 // before the rows are written.
 func (l Lane) Take(ctx context.Context, tx pgx.Tx, n int) (first int64, at time.Time, err error) {
-	const sql = `UPDATE core.outbox_lanes SET counter = counter + $2
-WHERE lane = $1 AND ($3::bigint < 0 OR epoch = $3) RETURNING counter, now()`
-	var last int64
-	err = tx.QueryRow(ctx, sql, l.ID, n, l.Epoch).Scan(&last, &at)
+	taken, err := streamdb.New(tx).TakeSequences(ctx, streamdb.TakeSequencesParams{Lane: l.ID, N: int64(n), Epoch: l.Epoch})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, at, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, ErrFenced)
+		return 0, time.Time{}, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, ErrFenced)
 	}
 	if err != nil {
-		return 0, at, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, err)
+		return 0, time.Time{}, fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, err)
 	}
-	return last - int64(n) + 1, at, nil
+	return taken.Counter - int64(n) + 1, taken.At, nil
 }
 
 // Append writes messages to core.outbox inside tx and gives them back with
@@ -115,14 +100,13 @@ func (l Lane) Append(ctx context.Context, tx pgx.Tx, msgs []Message) ([]Item, er
 		return nil, err
 	}
 	items := Number(msgs, first, at)
-	topics, keys, values, headers := make([]string, len(msgs)), make([][]byte, len(msgs)), make([][]byte, len(msgs)), make([]string, len(msgs))
+	n := len(msgs)
+	rows := streamdb.AppendOutboxParams{Lane: l.ID, First: first,
+		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([]string, n)}
 	for i, m := range msgs {
-		topics[i], keys[i], values[i], headers[i] = m.Topic, m.Key, m.Value, encodeHeaders(m.Headers)
+		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, encodeHeaders(m.Headers)
 	}
-	const sql = `INSERT INTO core.outbox (lane, lane_seq, topic, key, value, headers)
-SELECT $1, $2 + o - 1, t, k, v, h::jsonb
-FROM unnest($3::text[], $4::bytea[], $5::bytea[], $6::text[]) WITH ORDINALITY AS u(t, k, v, h, o)`
-	if _, err := tx.Exec(ctx, sql, l.ID, first, topics, keys, values, headers); err != nil {
+	if err := streamdb.New(tx).AppendOutbox(ctx, rows); err != nil {
 		return nil, fmt.Errorf("write %d outbox rows: %w", len(msgs), err)
 	}
 	return items, nil

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/db/streamdb"
 )
 
 // Sink publishes records and gives an error for each that was not acknowledged.
@@ -274,19 +276,11 @@ func refused(err error) bool {
 		errors.Is(err, kerr.InvalidRecord) || errors.Is(err, kerr.InvalidTimestamp)
 }
 
-type execer interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
 // advance moves the cursor from where this owner left it to an item, if the
 // lane is still this owner's.
-func (p *Publisher) advance(ctx context.Context, db execer, to Item) error {
-	const sql = `UPDATE core.outbox_cursors c SET cursor = $3, since = $4
-FROM core.outbox_lanes l
-WHERE c.lane = $1 AND c.consumer = 'relay' AND c.cursor = $2 AND l.lane = c.lane AND ($5::bigint < 0 OR l.epoch = $5)
-RETURNING c.cursor`
-	var got int64
-	err := db.QueryRow(ctx, sql, p.lane.ID, p.at(), to.Seq, to.WrittenAt, p.lane.Epoch).Scan(&got)
+func (p *Publisher) advance(ctx context.Context, db streamdb.DBTX, to Item) error {
+	_, err := streamdb.New(db).AdvanceCursor(ctx, streamdb.AdvanceCursorParams{
+		Lane: p.lane.ID, FromSeq: p.at(), ToSeq: to.Seq, Since: to.WrittenAt, Epoch: p.lane.Epoch})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("move the cursor of lane %d: %w", p.lane.ID, ErrFenced)
 	}
@@ -297,18 +291,15 @@ RETURNING c.cursor`
 }
 
 func (p *Publisher) load(ctx context.Context) (since time.Time, err error) {
-	const sql = `SELECT c.cursor, c.since FROM core.outbox_cursors c JOIN core.outbox_lanes l USING (lane)
-WHERE c.lane = $1 AND c.consumer = 'relay' AND ($2::bigint < 0 OR l.epoch = $2)`
-	var cursor int64
-	err = p.deps.Pool.QueryRow(ctx, sql, p.lane.ID, p.lane.Epoch).Scan(&cursor, &since)
+	at, err := streamdb.New(p.deps.Pool).LoadCursor(ctx, streamdb.LoadCursorParams{Lane: p.lane.ID, Epoch: p.lane.Epoch})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return since, fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, ErrFenced)
 	}
 	if err != nil {
 		return since, fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, err)
 	}
-	p.movedTo(cursor)
-	return since, nil
+	p.movedTo(at.Cursor)
+	return at.Since, nil
 }
 
 // deadLetter keeps the last of the items, which the broker refuses for itself,
@@ -320,10 +311,9 @@ func (p *Publisher) deadLetter(ctx context.Context, items []Item, cause error) e
 		if err := p.advance(ctx, tx, bad); err != nil {
 			return err
 		}
-		const sql = `INSERT INTO core.dead_letters (dead_letter_id, stage, class, reason, topic, record_key, record_value, record_headers, content_hash)
-VALUES (gen_random_uuid(), $1, 'refused_by_broker', $2, $3, $4, $5, $6::jsonb, sha256($5))`
-		_, err := tx.Exec(ctx, sql, fmt.Sprintf("outbox:%d:%d", p.lane.ID, bad.Seq), cause.Error(), bad.Topic, bad.Key, bad.Value, encodeHeaders(bad.Headers))
-		return err
+		return streamdb.New(tx).KeepRefusedMessage(ctx, streamdb.KeepRefusedMessageParams{
+			Stage: fmt.Sprintf("outbox:%d:%d", p.lane.ID, bad.Seq), Reason: cause.Error(), Topic: bad.Topic,
+			RecordKey: bad.Key, RecordValue: bad.Value, RecordHeaders: []byte(encodeHeaders(bad.Headers))})
 	})
 	if err != nil {
 		return fmt.Errorf("dead-letter message %d of lane %d: %w", bad.Seq, p.lane.ID, err)

@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/db/streamdb"
 )
 
 // Source reads what a lane's store holds beyond a sequence, in order. since is
@@ -24,23 +25,18 @@ const txMargin = time.Hour
 
 // Page reads up to limit messages of the lane after a sequence.
 func (s TableSource) Page(ctx context.Context, lane Lane, after int64, since time.Time, limit int) ([]Item, error) {
-	const sql = `SELECT lane_seq, written_at, topic, key, value, headers FROM core.outbox
-WHERE written_at >= $1 AND lane = $2 AND lane_seq > $3 ORDER BY lane_seq LIMIT $4`
-	rows, err := s.Pool.Query(ctx, sql, since.Add(-txMargin), lane.ID, after, limit)
+	rows, err := streamdb.New(s.Pool).PageOutbox(ctx, streamdb.PageOutboxParams{
+		Since: since.Add(-txMargin), Lane: lane.ID, After: after, MaxRows: int64(limit)})
 	if err != nil {
 		return nil, fmt.Errorf("page lane %d: %w", lane.ID, err)
 	}
-	items, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Item, error) {
-		var it Item
-		var hs []byte
-		if err := row.Scan(&it.Seq, &it.WrittenAt, &it.Topic, &it.Key, &it.Value, &hs); err != nil {
-			return it, err
+	items := make([]Item, len(rows))
+	for i, r := range rows {
+		hs, err := decodeHeaders(r.Headers)
+		if err != nil {
+			return nil, fmt.Errorf("page lane %d: %w", lane.ID, err)
 		}
-		it.Headers, err = decodeHeaders(hs)
-		return it, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("page lane %d: %w", lane.ID, err)
+		items[i] = Item{Seq: r.LaneSeq, WrittenAt: r.WrittenAt, Message: Message{Topic: r.Topic, Key: r.Key, Value: r.Value, Headers: hs}}
 	}
 	return items, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
 )
@@ -178,20 +179,14 @@ func (w *worker) callHandler(ctx context.Context, tx pgx.Tx, b *Batch) (err erro
 // advance is the fence: position from where we stand to the batch's end, under
 // our epoch; and the batch's own row.
 func (w *worker) advance(ctx context.Context, tx pgx.Tx, from int64, last *kgo.Record) error {
-	const sql = `WITH moved AS (
-    UPDATE core.stream_positions SET next_offset = $7, leader_epoch = $8, updated_at = now()
-    WHERE stage = $1 AND topic = $2 AND partition = $3 AND topic_id = $4 AND epoch = $5 AND next_offset = $6
-    RETURNING stage
-)
-INSERT INTO core.processed_jobs (id_time, worker, job_id, state, topic, topic_partition, owner_epoch, first_offset, last_offset)
-SELECT now(), 'stage:' || stage, $9, 'done', $2, $3, $5, $6, $7 - 1 FROM moved`
 	job := ids.BatchOfOffsets(w.l.cfg.Stage, w.claim.topicID, w.tp.partition, w.claim.epoch, from)
-	tag, err := tx.Exec(ctx, sql, w.l.cfg.Stage, w.tp.topic, w.tp.partition, w.claim.topicID, w.claim.epoch, from,
-		last.Offset+1, last.LeaderEpoch, job)
+	moved, err := streamdb.New(tx).AdvancePosition(ctx, streamdb.AdvancePositionParams{
+		Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, TopicID: w.claim.topicID, Epoch: w.claim.epoch,
+		FromOffset: from, NextOffset: last.Offset + 1, LeaderEpoch: last.LeaderEpoch, JobID: job})
 	if err != nil {
 		return fmt.Errorf("advance position: %w", err)
 	}
-	if tag.RowsAffected() == 0 {
+	if moved == 0 {
 		return errFenced
 	}
 	return nil
@@ -221,8 +216,10 @@ func (w *worker) readBack(ctx context.Context) (next, epoch int64, err error) {
 	rctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	err = pgx.BeginFunc(rctx, w.l.deps.Pool, func(tx pgx.Tx) error {
-		const sql = `SELECT next_offset, epoch FROM core.stream_positions WHERE stage = $1 AND topic = $2 AND partition = $3 FOR UPDATE`
-		return tx.QueryRow(rctx, sql, w.l.cfg.Stage, w.tp.topic, w.tp.partition).Scan(&next, &epoch)
+		at, err := streamdb.New(tx).ReadBackPosition(rctx, streamdb.ReadBackPositionParams{
+			Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition})
+		next, epoch = at.NextOffset, at.Epoch
+		return err
 	})
 	return next, epoch, err
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/softcrum/carril/internal/db/streamdb"
 )
 
 // errRetake asks for a fresh take-over of a partition that is still ours.
@@ -424,9 +426,9 @@ func (w *worker) waitForOperator(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		const sql = `SELECT stopped IS NOT NULL FROM core.stream_positions WHERE stage = $1 AND topic = $2 AND partition = $3`
-		stopped := true
-		if err := w.l.deps.Pool.QueryRow(ctx, sql, w.l.cfg.Stage, w.tp.topic, w.tp.partition).Scan(&stopped); err == nil && !stopped {
+		stopped, err := streamdb.New(w.l.deps.Pool).PositionStopped(ctx, streamdb.PositionStoppedParams{
+			Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition})
+		if err == nil && !stopped {
 			return errRetake
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kadm"
 
+	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/outbox"
 )
 
@@ -95,27 +96,22 @@ func (l *Loop) takeOver(ctx context.Context, tps []tp) (map[tp]claim, error) {
 	return claims, nil
 }
 
-func (l *Loop) raiseEpoch(ctx context.Context, tx pgx.Tx, at tp) (s stored, err error) {
-	const sql = `INSERT INTO core.stream_positions AS p (stage, topic, partition, topic_id, epoch, owner, next_offset)
-VALUES ($1, $2, $3, $4, 1, $5, 0)
-ON CONFLICT (stage, topic, partition) DO UPDATE SET epoch = p.epoch + 1, owner = EXCLUDED.owner, updated_at = now()
-RETURNING epoch, next_offset, topic_id, stopped, xmax = 0`
-	var none [16]byte
-	err = tx.QueryRow(ctx, sql, l.cfg.Stage, at.topic, at.partition, none, l.cfg.Owner).
-		Scan(&s.epoch, &s.next, &s.topicID, &s.stopped, &s.inserted)
+func (l *Loop) raiseEpoch(ctx context.Context, tx pgx.Tx, at tp) (stored, error) {
+	p, err := streamdb.New(tx).RaiseEpoch(ctx, streamdb.RaiseEpochParams{
+		Stage: l.cfg.Stage, Topic: at.topic, Partition: at.partition, Owner: l.cfg.Owner})
 	if err != nil {
-		return s, fmt.Errorf("raise the epoch of %s/%d: %w", at.topic, at.partition, err)
+		return stored{}, fmt.Errorf("raise the epoch of %s/%d: %w", at.topic, at.partition, err)
 	}
-	return s, nil
+	return stored{epoch: p.Epoch, next: p.NextOffset, topicID: p.TopicID, stopped: p.Stopped, inserted: p.Inserted}, nil
 }
 
 func (l *Loop) settleClaim(ctx context.Context, tx pgx.Tx, at tp, found stored, log standing) (claim, error) {
 	r := rule(found, log)
 	c := claim{epoch: found.epoch, topicID: log.topicID, next: r.next, stopped: r.stopped != ""}
-	const sql = `UPDATE core.stream_positions SET next_offset = $4, topic_id = $5, stopped = nullif($6, ''),
-    missed = CASE WHEN $6 = '' THEN missed ELSE $7 END
-WHERE stage = $1 AND topic = $2 AND partition = $3`
-	if _, err := tx.Exec(ctx, sql, l.cfg.Stage, at.topic, at.partition, r.next, log.topicID, r.stopped, r.missed); err != nil {
+	err := streamdb.New(tx).SettlePosition(ctx, streamdb.SettlePositionParams{
+		Stage: l.cfg.Stage, Topic: at.topic, Partition: at.partition,
+		NextOffset: r.next, TopicID: log.topicID, Stopped: r.stopped, Missed: r.missed})
+	if err != nil {
 		return c, fmt.Errorf("set the position of %s/%d: %w", at.topic, at.partition, err)
 	}
 	if r.alarm != "" {
@@ -123,7 +119,6 @@ WHERE stage = $1 AND topic = $2 AND partition = $3`
 	}
 	l.setStopped(at, c.stopped)
 	producer := fmt.Sprintf("stage:%s/%s/%d", l.cfg.Stage, at.topic, at.partition)
-	var err error
 	if c.derived, err = outbox.Open(ctx, tx, producer, outbox.StoreOutbox, c.epoch); err != nil {
 		return c, err
 	}

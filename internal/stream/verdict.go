@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
@@ -94,15 +95,13 @@ func printable(s string) string {
 
 // keepDeadLetters writes what could not be processed, with its bytes.
 func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]byte, logical func(string) string, rejects []reject) error {
-	const sql = `INSERT INTO core.dead_letters (dead_letter_id, stage, class, reason, tenant_id, event_id, send_id,
-    topic, topic_id, topic_partition, topic_offset, record_key, record_value, record_headers, content_hash)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 	for _, r := range rejects {
 		sum := sha256.Sum256(r.record.Value)
-		_, err := tx.Exec(ctx, sql, ids.New(), stage, r.class, printable(r.reason),
-			orNull(r.ref.TenantID), orNull(r.ref.EventID), orNull(r.ref.SendID),
-			logical(r.record.Topic), topicID, r.record.Partition, r.record.Offset,
-			r.record.Key, r.record.Value, headersJSON(r.record), sum[:])
+		err := streamdb.New(tx).KeepDeadLetter(ctx, streamdb.KeepDeadLetterParams{
+			DeadLetterID: ids.New(), Stage: stage, Class: r.class, Reason: printable(r.reason),
+			TenantID: orNull(r.ref.TenantID), EventID: orNull(r.ref.EventID), SendID: orNull(r.ref.SendID),
+			Topic: logical(r.record.Topic), TopicID: topicID, TopicPartition: r.record.Partition, TopicOffset: r.record.Offset,
+			RecordKey: r.record.Key, RecordValue: r.record.Value, RecordHeaders: headersJSON(r.record), ContentHash: sum[:]})
 		if err != nil {
 			return fmt.Errorf("keep a dead letter of offset %d: %w", r.record.Offset, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
@@ -25,17 +26,12 @@ func insertKeys(ctx context.Context, tx pgx.Tx, reqs []request) (map[uuid.UUID]b
 	sorted := slices.Clone(reqs)
 	slices.SortFunc(sorted, func(a, b request) int { return bytes.Compare(a.RequestID[:], b.RequestID[:]) })
 	n := len(sorted)
-	tenantIDs, requests, hashes, received := make([]uuid.UUID, n), make([]uuid.UUID, n), make([][]byte, n), make([]time.Time, n)
+	rows := processordb.InsertRequestKeysParams{
+		Tenants: make([]uuid.UUID, n), Requests: make([]uuid.UUID, n), BodyHashes: make([][]byte, n), Received: make([]time.Time, n)}
 	for i, q := range sorted {
-		tenantIDs[i], requests[i], hashes[i], received[i] = q.TenantID, q.RequestID, q.BodyHash, q.first
+		rows.Tenants[i], rows.Requests[i], rows.BodyHashes[i], rows.Received[i] = q.TenantID, q.RequestID, q.BodyHash, q.first
 	}
-	const sql = `INSERT INTO messaging.request_keys (tenant_id, request_id, body_hash, received_at)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::timestamptz[]) ON CONFLICT DO NOTHING RETURNING request_id`
-	rows, err := tx.Query(ctx, sql, tenantIDs, requests, hashes, received)
-	if err != nil {
-		return nil, fmt.Errorf("take %d request keys: %w", n, err)
-	}
-	won, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	won, err := processordb.New(tx).InsertRequestKeys(ctx, rows)
 	if err != nil {
 		return nil, fmt.Errorf("take %d request keys: %w", n, err)
 	}
@@ -91,34 +87,23 @@ func (h *Handler) findContacts(ctx context.Context, tx pgx.Tx, b *stream.Batch, 
 
 // resolveMerges follows each named contact to the one that it became.
 func resolveMerges(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
-	var tenantIDs, contacts []uuid.UUID
+	var asked processordb.ResolveMergesParams
 	for _, r := range rs {
 		if r.asked.ContactID != nil {
-			tenantIDs, contacts = append(tenantIDs, r.req.TenantID), append(contacts, *r.asked.ContactID)
+			asked.Tenants, asked.Contacts = append(asked.Tenants, r.req.TenantID), append(asked.Contacts, *r.asked.ContactID)
 		}
 	}
-	if len(contacts) == 0 {
+	if len(asked.Contacts) == 0 {
 		return nil
 	}
-	const sql = `WITH RECURSIVE w AS (
-    SELECT u.tenant_id, u.contact_id AS asked, u.contact_id AS at, 0 AS depth FROM unnest($1::uuid[], $2::uuid[]) AS u(tenant_id, contact_id)
-    UNION
-    SELECT w.tenant_id, w.asked, m.into_contact, depth + 1 FROM w
-    JOIN core.contact_merges m ON m.tenant_id = w.tenant_id AND m.from_contact = w.at AND m.undone_at IS NULL WHERE depth < 32
-)
-SELECT DISTINCT ON (w.tenant_id, asked) w.tenant_id, asked, at FROM w
-JOIN core.contacts c ON c.tenant_id = w.tenant_id AND c.contact_id = w.at
-ORDER BY w.tenant_id, asked, depth DESC`
-	rows, err := tx.Query(ctx, sql, tenantIDs, contacts)
+	rows, err := processordb.New(tx).ResolveMerges(ctx, asked)
 	if err != nil {
 		return fmt.Errorf("resolve merged contacts: %w", err)
 	}
 	type named struct{ tenant, contact uuid.UUID }
 	at := map[named]uuid.UUID{}
-	var k named
-	var now uuid.UUID
-	if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.contact, &now}, func() error { at[k] = now; return nil }); err != nil {
-		return fmt.Errorf("resolve merged contacts: %w", err)
+	for _, row := range rows {
+		at[named{row.TenantID, row.Asked}] = row.At
 	}
 	for _, r := range rs {
 		if r.asked.ContactID == nil {
@@ -168,8 +153,7 @@ func addressKind(channel string) string {
 // findAddresses gives each recipient the address named for it, else its
 // contact's newest of the channel's kind.
 func (h *Handler) findAddresses(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
-	var tenantIDs, contacts []uuid.UUID
-	var kinds []string
+	var asked processordb.NewestAddressesParams
 	for _, r := range rs {
 		kind := addressKind(r.req.Channel)
 		switch {
@@ -179,17 +163,13 @@ func (h *Handler) findAddresses(ctx context.Context, tx pgx.Tx, rs []*recipient)
 		case r.asked.Address != "":
 			r.address, _ = gates.Normalize(r.req.Channel, r.asked.Address) // the address gate refuses what is none
 		default:
-			tenantIDs, contacts, kinds = append(tenantIDs, r.req.TenantID), append(contacts, r.contact), append(kinds, kind)
+			asked.Tenants, asked.Contacts, asked.Kinds = append(asked.Tenants, r.req.TenantID), append(asked.Contacts, r.contact), append(asked.Kinds, kind)
 		}
 	}
-	if len(contacts) == 0 {
+	if len(asked.Contacts) == 0 {
 		return nil
 	}
-	const sql = `SELECT DISTINCT ON (i.tenant_id, i.contact_id, i.kind) i.contact_id, i.kind, i.value
-FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS u(tenant_id, contact_id, kind)
-JOIN core.contact_identifiers i ON i.tenant_id = u.tenant_id AND i.contact_id = u.contact_id AND i.kind = u.kind
-ORDER BY i.tenant_id, i.contact_id, i.kind, i.created_at DESC, i.value`
-	rows, err := tx.Query(ctx, sql, tenantIDs, contacts, kinds)
+	rows, err := processordb.New(tx).NewestAddresses(ctx, asked)
 	if err != nil {
 		return fmt.Errorf("find addresses: %w", err)
 	}
@@ -198,10 +178,8 @@ ORDER BY i.tenant_id, i.contact_id, i.kind, i.created_at DESC, i.value`
 		kind    string
 	}
 	found := map[owner]string{}
-	var o owner
-	var value string
-	if _, err := pgx.ForEachRow(rows, []any{&o.contact, &o.kind, &value}, func() error { found[o] = value; return nil }); err != nil {
-		return fmt.Errorf("find addresses: %w", err)
+	for _, row := range rows {
+		found[owner{row.ContactID, row.Kind}] = row.Value
 	}
 	for _, r := range rs {
 		if r.reason == "" && r.address == "" {
@@ -220,6 +198,7 @@ func (h *Handler) findTemplates(ctx context.Context, tx pgx.Tx, rs []*recipient)
 		fixed  int32
 	}
 	have := map[name]int{}
+	db := processordb.New(tx)
 	for _, r := range rs {
 		if r.req.TemplateID == nil {
 			continue
@@ -230,10 +209,11 @@ func (h *Handler) findTemplates(ctx context.Context, tx pgx.Tx, rs []*recipient)
 		}
 		version, ok := have[n]
 		if !ok {
-			const sql = `SELECT coalesce(max(version), 0) FROM messaging.templates WHERE tenant_id = $1 AND template_id = $2 AND ($3 = 0 OR version = $3)`
-			if err := tx.QueryRow(ctx, sql, n.tenant, n.id, n.fixed).Scan(&version); err != nil {
+			newest, err := db.TemplateVersion(ctx, processordb.TemplateVersionParams{TenantID: n.tenant, TemplateID: n.id, Fixed: n.fixed})
+			if err != nil {
 				return fmt.Errorf("find a template: %w", err)
 			}
+			version = int(newest)
 			have[n] = version
 		}
 		if r.template = version; version == 0 {
@@ -246,26 +226,20 @@ func (h *Handler) findTemplates(ctx context.Context, tx pgx.Tx, rs []*recipient)
 // decide records what became of every recipient.
 func (h *Handler) decide(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
 	n := len(rs)
-	received, tenantIDs, requests, contacts := make([]time.Time, n), make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
-	indexes, channels, origins, rules := make([]int32, n), make([]string, n), make([]uuid.UUID, n), make([]*uuid.UUID, n)
-	correlations, outcomes, sends := make([]string, n), make([]string, n), make([]*uuid.UUID, n)
-	shut, reasons := make([]*string, n), make([]*string, n)
+	d := processordb.InsertDecisionsParams{
+		Received: make([]time.Time, n), Tenants: make([]uuid.UUID, n), Requests: make([]uuid.UUID, n), RecipientIndexes: make([]int32, n),
+		Channels: make([]string, n), Contacts: make([]uuid.UUID, n), Origins: make([]uuid.UUID, n), Rules: make([]*uuid.UUID, n),
+		Correlations: make([]string, n), Outcomes: make([]string, n), Gates: make([]*string, n), Reasons: make([]*string, n), Sends: make([]*uuid.UUID, n)}
 	for i, r := range rs {
-		received[i], tenantIDs[i], requests[i], contacts[i] = r.first, r.req.TenantID, r.req.RequestID, r.contact
-		indexes[i], channels[i], origins[i], rules[i], correlations[i] = int32(r.index), r.req.Channel, r.origin, r.rule, r.req.CorrelationID
+		d.Received[i], d.Tenants[i], d.Requests[i], d.RecipientIndexes[i] = r.first, r.req.TenantID, r.req.RequestID, int32(r.index)
+		d.Channels[i], d.Contacts[i], d.Origins[i], d.Rules[i], d.Correlations[i] = r.req.Channel, r.contact, r.origin, r.rule, r.req.CorrelationID
 		if r.reason != "" {
-			outcomes[i], shut[i], reasons[i] = "blocked", new(string(r.gate)), new(string(r.reason))
+			d.Outcomes[i], d.Gates[i], d.Reasons[i] = "blocked", new(string(r.gate)), new(string(r.reason))
 		} else {
-			outcomes[i], sends[i] = "queued", new(r.sendID())
+			d.Outcomes[i], d.Sends[i] = "queued", new(r.sendID())
 		}
 	}
-	const sql = `INSERT INTO messaging.decisions (received_at, tenant_id, request_id, recipient_index, channel, contact_id, origin_event_id,
-    rule_id, correlation_id, outcome, gate, reason, send_id)
-SELECT r, t, q, i, c, k, o, u, x, d, g, w, s
-FROM unnest($1::timestamptz[], $2::uuid[], $3::uuid[], $4::int[], $5::text[], $6::uuid[], $7::uuid[], $8::uuid[], $9::text[], $10::text[],
-    $11::text[], $12::text[], $13::uuid[]) AS v(r, t, q, i, c, k, o, u, x, d, g, w, s)`
-	_, err := tx.Exec(ctx, sql, received, tenantIDs, requests, indexes, channels, contacts, origins, rules, correlations, outcomes, shut, reasons, sends)
-	if err != nil {
+	if err := processordb.New(tx).InsertDecisions(ctx, d); err != nil {
 		return fmt.Errorf("record %d decisions: %w", n, err)
 	}
 	return nil
@@ -321,17 +295,16 @@ func (h *Handler) enqueue(ctx context.Context, tx pgx.Tx, b *stream.Batch, rs []
 
 func (h *Handler) queueMarketing(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
 	n := len(rs)
-	tenantIDs, channels, sends, payloads := make([]uuid.UUID, n), make([]string, n), make([]uuid.UUID, n), make([]string, n)
+	rows := processordb.QueueMarketingParams{
+		Tenants: make([]uuid.UUID, n), Channels: make([]string, n), Sends: make([]uuid.UUID, n), Payloads: make([]string, n)}
 	for i, r := range rs {
 		p, err := json.Marshal(r.job())
 		if err != nil {
 			return fmt.Errorf("queue a marketing message: %w", err)
 		}
-		tenantIDs[i], channels[i], sends[i], payloads[i] = r.req.TenantID, r.req.Channel, r.sendID(), string(p)
+		rows.Tenants[i], rows.Channels[i], rows.Sends[i], rows.Payloads[i] = r.req.TenantID, r.req.Channel, r.sendID(), string(p)
 	}
-	const sql = `INSERT INTO messaging.marketing_queue (tenant_id, channel, send_id, payload)
-SELECT t, c, s, p::jsonb FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[]) AS u(t, c, s, p) ON CONFLICT DO NOTHING`
-	if _, err := tx.Exec(ctx, sql, tenantIDs, channels, sends, payloads); err != nil {
+	if err := processordb.New(tx).QueueMarketing(ctx, rows); err != nil {
 		return fmt.Errorf("queue %d marketing messages: %w", n, err)
 	}
 	return nil
@@ -339,21 +312,19 @@ SELECT t, c, s, p::jsonb FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::tex
 
 func (h *Handler) insertJobs(ctx context.Context, tx pgx.Tx, rs []*recipient, states []string) error {
 	n := len(rs)
-	times, workers, jobs, tenantIDs := make([]time.Time, n), make([]string, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
-	categories, payloads, expires := make([]string, n), make([]string, n), make([]*time.Time, n)
+	rows := processordb.InsertJobsParams{States: states,
+		Times: make([]time.Time, n), Workers: make([]string, n), Jobs: make([]uuid.UUID, n), Tenants: make([]uuid.UUID, n),
+		Categories: make([]string, n), Payloads: make([]string, n), Expires: make([]*time.Time, n)}
 	for i, r := range rs {
 		p, err := json.Marshal(schemas.JobPayload{Channel: r.req.Channel, CellID: r.req.CellID, Messages: []schemas.JobMessage{r.job()}})
 		if err != nil {
 			return fmt.Errorf("write a job: %w", err)
 		}
-		jobs[i] = r.sendID()
-		times[i], workers[i], tenantIDs[i] = ids.Time(jobs[i]), schemas.RailWorker(r.req.Channel, h.rail), r.req.TenantID
-		categories[i], payloads[i], expires[i] = r.req.Category, string(p), r.req.ExpiresAt
+		job := r.sendID()
+		rows.Times[i], rows.Workers[i], rows.Jobs[i] = ids.Time(job), schemas.RailWorker(r.req.Channel, h.rail), job
+		rows.Tenants[i], rows.Categories[i], rows.Payloads[i], rows.Expires[i] = r.req.TenantID, r.req.Category, string(p), r.req.ExpiresAt
 	}
-	const sql = `INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, expires_at)
-SELECT t, w, j, s, n, c, p::jsonb, e
-FROM unnest($1::timestamptz[], $2::text[], $3::uuid[], $4::text[], $5::uuid[], $6::text[], $7::text[], $8::timestamptz[]) AS u(t, w, j, s, n, c, p, e)`
-	if _, err := tx.Exec(ctx, sql, times, workers, jobs, states, tenantIDs, categories, payloads, expires); err != nil {
+	if err := processordb.New(tx).InsertJobs(ctx, rows); err != nil {
 		return fmt.Errorf("write %d jobs: %w", n, err)
 	}
 	return nil
@@ -402,21 +373,18 @@ func (h *Handler) credit(ctx context.Context, tx pgx.Tx, rs []*recipient) ([]str
 }
 
 func (h *Handler) freeCredits(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, channel string) (int, error) {
-	const lock = `INSERT INTO messaging.tenant_rails (tenant_id, channel, rail) VALUES ($1, $2, $3)
-ON CONFLICT (tenant_id, channel, rail) DO UPDATE SET rail = EXCLUDED.rail`
-	if _, err := tx.Exec(ctx, lock, tenant, channel, h.rail); err != nil {
+	db := processordb.New(tx)
+	if err := db.LockTenantRail(ctx, processordb.LockTenantRailParams{TenantID: tenant, Channel: channel, Rail: h.rail}); err != nil {
 		return 0, fmt.Errorf("lock a tenant's rail: %w", err)
 	}
-	const sql = `SELECT count(*) FILTER (WHERE state IN ('in_topic', 'claimed')), count(*) FILTER (WHERE state = 'waiting')
-FROM core.processed_jobs WHERE id_time > now() - interval '8 days' AND worker = $1 AND tenant_id = $2 AND state IN ('in_topic', 'claimed', 'waiting')`
-	var taken, waiting int
-	if err := tx.QueryRow(ctx, sql, schemas.RailWorker(channel, h.rail), tenant).Scan(&taken, &waiting); err != nil {
+	jobs, err := db.CountCredits(ctx, processordb.CountCreditsParams{Worker: schemas.RailWorker(channel, h.rail), TenantID: tenant})
+	if err != nil {
 		return 0, fmt.Errorf("count a tenant's credits: %w", err)
 	}
-	if waiting > 0 {
+	if jobs.Waiting > 0 {
 		return 0, nil
 	}
-	return max(0, h.deps.Credits-taken), nil
+	return max(0, h.deps.Credits-int(jobs.Taken)), nil
 }
 
 func (h *Handler) sendJob(ctx context.Context, r *recipient) (outbox.Message, error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/stream"
@@ -56,20 +57,14 @@ func insertKeys(ctx context.Context, tx pgx.Tx, first map[uuid.UUID]row) (map[uu
 		keys = append(keys, id)
 	}
 	slices.SortFunc(keys, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
-	tenants, hashes := make([]uuid.UUID, len(keys)), make([][]byte, len(keys))
-	occurred, received := make([]time.Time, len(keys)), make([]time.Time, len(keys))
+	n := len(keys)
+	rows := processordb.InsertEventKeysParams{Events: keys, Tenants: make([]uuid.UUID, n), BodyHashes: make([][]byte, n),
+		Occurred: make([]time.Time, n), Received: make([]time.Time, n)}
 	for i, id := range keys {
 		r := first[id]
-		tenants[i], hashes[i], occurred[i], received[i] = r.TenantID, r.BodyHash, r.OccurredAt, r.ReceivedAt
+		rows.Tenants[i], rows.BodyHashes[i], rows.Occurred[i], rows.Received[i] = r.TenantID, r.BodyHash, r.OccurredAt, r.ReceivedAt
 	}
-	const sql = `INSERT INTO core.event_keys (tenant_id, event_id, body_hash, occurred_at, received_at)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::timestamptz[], $5::timestamptz[])
-ON CONFLICT DO NOTHING RETURNING event_id`
-	q, err := tx.Query(ctx, sql, tenants, keys, hashes, occurred, received)
-	if err != nil {
-		return nil, fmt.Errorf("take %d event keys: %w", len(keys), err)
-	}
-	won, err := pgx.CollectRows(q, pgx.RowTo[uuid.UUID])
+	won, err := processordb.New(tx).InsertEventKeys(ctx, rows)
 	if err != nil {
 		return nil, fmt.Errorf("take %d event keys: %w", len(keys), err)
 	}
@@ -84,17 +79,13 @@ func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
 	if len(again) == 0 {
 		return nil
 	}
-	tenants, keys := make([]uuid.UUID, len(again)), make([]uuid.UUID, len(again))
-	hashes, received := make([][]byte, len(again)), make([]time.Time, len(again))
+	n := len(again)
+	rows := processordb.RecordKeyConflictsParams{Tenants: make([]uuid.UUID, n), Events: make([]uuid.UUID, n),
+		BodyHashes: make([][]byte, n), Received: make([]time.Time, n)}
 	for i, r := range again {
-		tenants[i], keys[i], hashes[i], received[i] = r.TenantID, r.EventID, r.BodyHash, r.ReceivedAt
+		rows.Tenants[i], rows.Events[i], rows.BodyHashes[i], rows.Received[i] = r.TenantID, r.EventID, r.BodyHash, r.ReceivedAt
 	}
-	const sql = `INSERT INTO core.idempotency_conflicts (tenant_id, event_id, body_hash, received_at)
-SELECT DISTINCT ON (u.tenant_id, u.event_id, u.body_hash) u.tenant_id, u.event_id, u.body_hash, u.received_at
-FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::timestamptz[]) AS u(tenant_id, event_id, body_hash, received_at)
-JOIN core.event_keys k ON k.event_id = u.event_id AND k.tenant_id = u.tenant_id AND k.body_hash <> u.body_hash
-ON CONFLICT DO NOTHING`
-	if _, err := tx.Exec(ctx, sql, tenants, keys, hashes, received); err != nil {
+	if err := processordb.New(tx).RecordKeyConflicts(ctx, rows); err != nil {
 		return fmt.Errorf("record key conflicts: %w", err)
 	}
 	return nil
@@ -126,41 +117,29 @@ func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows [
 
 func insertEvents(ctx context.Context, tx pgx.Tx, rows []row, lane int32, first int64) error {
 	n := len(rows)
-	var (
-		tenants, events, contacts  = make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
-		cells, kinds, names, props = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		keys, correlations         = make([]string, n), make([]string, n)
-		occurred, received         = make([]time.Time, n), make([]time.Time, n)
-		claimed                    = make([]*time.Time, n)
-		offsets                    = make([]int32, n)
-		classes                    = make([]int16, n)
-		historical                 = make([]bool, n)
-		seqs                       = make([]int64, n)
-	)
+	p := processordb.InsertEventsParams{Lane: lane,
+		Tenants: make([]uuid.UUID, n), Events: make([]uuid.UUID, n), Contacts: make([]uuid.UUID, n),
+		Cells: make([]string, n), Kinds: make([]string, n), EventNames: make([]string, n), Properties: make([]string, n),
+		IdempotencyKeys: make([]string, n), Correlations: make([]string, n),
+		Occurred: make([]time.Time, n), Received: make([]time.Time, n), Claimed: make([]*time.Time, n), OccurredOffsets: make([]int32, n),
+		RetentionMonths: make([]int16, n), Historical: make([]bool, n), LaneSeqs: make([]int64, n)}
 	for i, r := range rows {
-		tenants[i], events[i], contacts[i] = r.TenantID, r.EventID, r.contact
-		cells[i], kinds[i], names[i], props[i] = r.CellID, r.Kind, r.name(), r.Payload
-		keys[i], correlations[i] = r.IdempotencyKey, r.CorrelationID
-		occurred[i], received[i], claimed[i], offsets[i] = r.OccurredAt, r.ReceivedAt, r.OccurredClaimed, r.OccurredOffset
-		classes[i], historical[i], seqs[i] = r.class, r.Historical, first+int64(i)
+		p.Tenants[i], p.Events[i], p.Contacts[i] = r.TenantID, r.EventID, r.contact
+		p.Cells[i], p.Kinds[i], p.EventNames[i], p.Properties[i] = r.CellID, r.Kind, r.name(), r.Payload
+		p.IdempotencyKeys[i], p.Correlations[i] = r.IdempotencyKey, r.CorrelationID
+		p.Occurred[i], p.Received[i], p.Claimed[i], p.OccurredOffsets[i] = r.OccurredAt, r.ReceivedAt, r.OccurredClaimed, r.OccurredOffset
+		p.RetentionMonths[i], p.Historical[i], p.LaneSeqs[i] = r.class, r.Historical, first+int64(i)
 	}
-	const sql = `INSERT INTO core.tracked_events (tenant_id, event_id, cell_id, contact_id, kind, event_name, properties, occurred_at,
-    occurred_offset, occurred_claimed, received_at, idempotency_key, correlation_id, retention_months, historical, lane, lane_seq)
-SELECT t, e, c, p, k, n, j::jsonb, o, z, l, r, i, x, m, h, $17, s
-FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::int[],
-    $10::timestamptz[], $11::timestamptz[], $12::text[], $13::text[], $14::smallint[], $15::bool[], $16::bigint[])
-    AS u(t, e, c, p, k, n, j, o, z, l, r, i, x, m, h, s)`
-	_, err := tx.Exec(ctx, sql, tenants, events, cells, contacts, kinds, names, props, occurred, offsets, claimed, received,
-		keys, correlations, classes, historical, seqs, lane)
-	if err != nil {
+	if err := processordb.New(tx).InsertEvents(ctx, p); err != nil {
 		return fmt.Errorf("append %d events: %w", n, err)
 	}
 	return nil
 }
 
 func insertSpan(ctx context.Context, tx pgx.Tx, s span, lane int32, first, last int64) error {
-	const sql = `INSERT INTO core.event_spans (lane, first_seq, last_seq, min_occurred, max_occurred, tenant_ids) VALUES ($1, $2, $3, $4, $5, $6)`
-	if _, err := tx.Exec(ctx, sql, lane, first, last, s.min, s.max, s.tenants); err != nil {
+	err := processordb.New(tx).InsertSpan(ctx, processordb.InsertSpanParams{
+		Lane: lane, FirstSeq: first, LastSeq: last, MinOccurred: s.min, MaxOccurred: s.max, Tenants: s.tenants})
+	if err != nil {
 		return fmt.Errorf("write the span of lane %d: %w", lane, err)
 	}
 	return nil
@@ -171,18 +150,16 @@ func writeWarnings(ctx context.Context, tx pgx.Tx, ws []identity.Warning) error 
 		return nil
 	}
 	n := len(ws)
-	tenants, warnings, events := make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
-	kinds, details := make([]string, n), make([]string, n)
+	p := processordb.InsertWarningsParams{Tenants: make([]uuid.UUID, n), Warnings: make([]uuid.UUID, n), Events: make([]uuid.UUID, n),
+		Kinds: make([]string, n), Details: make([]string, n)}
 	for i, w := range ws {
 		d, err := json.Marshal(w.Detail)
 		if err != nil {
 			return fmt.Errorf("write warnings: %w", err)
 		}
-		tenants[i], warnings[i], events[i], kinds[i], details[i] = w.TenantID, ids.New(), w.EventID, w.Kind, string(d)
+		p.Tenants[i], p.Warnings[i], p.Events[i], p.Kinds[i], p.Details[i] = w.TenantID, ids.New(), w.EventID, w.Kind, string(d)
 	}
-	const sql = `INSERT INTO core.warnings (tenant_id, warning_id, event_id, kind, detail)
-SELECT t, w, e, k, d::jsonb FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[]) AS u(t, w, e, k, d)`
-	if _, err := tx.Exec(ctx, sql, tenants, warnings, events, kinds, details); err != nil {
+	if err := processordb.New(tx).InsertWarnings(ctx, p); err != nil {
 		return fmt.Errorf("write %d warnings: %w", n, err)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -35,9 +36,7 @@ type ContactLanes struct {
 }
 
 // OpenContactLanes finds or makes the lanes.
-func OpenContactLanes(ctx context.Context, db interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, codec *schemas.Codec, wake func(n int)) (*ContactLanes, error) {
+func OpenContactLanes(ctx context.Context, db streamdb.DBTX, codec *schemas.Codec, wake func(n int)) (*ContactLanes, error) {
 	c := &ContactLanes{Codec: codec, Wake: wake}
 	for n := range ContactLaneCount {
 		l, err := outbox.Open(ctx, db, ContactProducer(n), outbox.StoreOutbox, outbox.AnyEpoch)

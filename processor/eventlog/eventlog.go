@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/stream"
@@ -145,14 +146,15 @@ func (h *Handler) ensureMonths(ctx context.Context, rows []row) error {
 // MakePartitions makes what a refused batch lacked, whatever the cache says.
 func (h *Handler) MakePartitions(ctx context.Context, pool *pgxpool.Pool, records []stream.Record) error {
 	h.deps.Partitions.Forget()
+	db := processordb.New(pool)
 	for _, r := range records {
 		if e, ok := r.Value.(*schemas.Event); ok {
-			if _, err := pool.Exec(ctx, "SELECT core.ensure_partition('core.tracked_events', $1)", e.OccurredAt); err != nil {
+			if err := db.EnsurePartition(ctx, processordb.EnsurePartitionParams{ParentTable: "core.tracked_events", At: e.OccurredAt}); err != nil {
 				return fmt.Errorf("make a partition of events: %w", err)
 			}
 		}
 	}
-	if _, err := pool.Exec(ctx, "SELECT core.ensure_partitions(now())"); err != nil {
+	if err := db.EnsurePartitionsNow(ctx); err != nil {
 		return fmt.Errorf("make partitions: %w", err)
 	}
 	return nil

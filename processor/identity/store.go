@@ -6,58 +6,45 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/stream"
 )
 
 // load reads who owns the batch's identifiers, and those people.
 func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
-	var tenants []uuid.UUID
-	var kinds, values []string
+	var keys processordb.OwnersOfIdentifiersParams
 	seen := map[key]bool{}
 	for i, in := range b.inputs {
 		for _, id := range b.ids[i] {
 			k := key{in.TenantID, id.kind, id.value}
 			if !seen[k] {
 				seen[k] = true
-				tenants, kinds, values = append(tenants, in.TenantID), append(kinds, id.kind), append(values, id.value)
+				keys.Tenants, keys.Kinds, keys.Values = append(keys.Tenants, in.TenantID), append(keys.Kinds, id.kind), append(keys.Values, id.value)
 			}
 		}
 	}
-	if len(tenants) == 0 {
+	if len(keys.Tenants) == 0 {
 		return nil
 	}
-	const sql = `SELECT i.tenant_id, i.kind, i.value, c.contact_id, c.cell_id, c.known, c.created_at,
-    ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')
-FROM unnest($1::uuid[], $2::text[], $3::text[]) AS u(tenant_id, kind, value)
-JOIN core.contact_identifiers i USING (tenant_id, kind, value)
-JOIN core.contacts c ON c.tenant_id = i.tenant_id AND c.contact_id = i.contact_id`
-	rows, err := tx.Query(ctx, sql, tenants, kinds, values)
+	owners, err := processordb.New(tx).OwnersOfIdentifiers(ctx, keys)
 	if err != nil {
 		return fmt.Errorf("look identifiers up: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var k key
-		p := &person{external: map[string]bool{}}
-		var external []string
-		if err := rows.Scan(&k.tenant, &k.kind, &k.value, &p.id, &p.cell, &p.known, &p.created, &external); err != nil {
-			return fmt.Errorf("look identifiers up: %w", err)
-		}
-		if have := b.people[p.id]; have != nil {
-			p = have
-		} else {
-			p.tenant, p.wasKnown = k.tenant, p.known
-			for _, e := range external {
+	for _, o := range owners {
+		p := b.people[o.ContactID]
+		if p == nil {
+			p = &person{tenant: o.TenantID, cell: o.CellID, id: o.ContactID, known: o.Known, wasKnown: o.Known, created: o.CreatedAt,
+				external: map[string]bool{}}
+			for _, e := range o.External {
 				p.external[e] = true
 			}
 			b.people[p.id] = p
 		}
-		b.owners[k] = p
+		b.owners[key{o.TenantID, o.Kind, o.Value}] = p
 	}
-	return rows.Err()
+	return nil
 }
 
 // write brings the batch's people into the database. Keys are sorted before
@@ -77,35 +64,29 @@ func (b *batch) write(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (b *batch) writeContacts(ctx context.Context, tx pgx.Tx) error {
-	var tenants, contacts []uuid.UUID
-	var cells []string
-	var known []bool
+	db := processordb.New(tx)
+	made := processordb.InsertContactsParams{CreatedAt: b.now}
 	for _, p := range b.created {
-		tenants, contacts, cells, known = append(tenants, p.tenant), append(contacts, p.id), append(cells, p.cell), append(known, p.known)
+		made.Tenants, made.Contacts = append(made.Tenants, p.tenant), append(made.Contacts, p.id)
+		made.Cells, made.Known = append(made.Cells, p.cell), append(made.Known, p.known)
 	}
-	b.out.Created = len(contacts)
-	if len(contacts) > 0 {
-		const sql = `INSERT INTO core.contacts (tenant_id, contact_id, cell_id, known, created_at)
-SELECT t, c, cell, k, $5 FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bool[]) AS u(t, c, cell, k)`
-		if _, err := tx.Exec(ctx, sql, tenants, contacts, cells, known, b.now); err != nil {
-			return fmt.Errorf("make %d contacts: %w", len(contacts), err)
+	b.out.Created = len(made.Contacts)
+	if len(made.Contacts) > 0 {
+		if err := db.InsertContacts(ctx, made); err != nil {
+			return fmt.Errorf("make %d contacts: %w", len(made.Contacts), err)
 		}
 	}
-	var risen []uuid.UUID
-	var risenTenants []uuid.UUID
+	var risen processordb.MarkContactsKnownParams
 	for p := range b.touched {
 		if !p.isNew && p.known && !p.wasKnown {
-			risen, risenTenants = append(risen, p.id), append(risenTenants, p.tenant)
+			risen.Contacts, risen.Tenants = append(risen.Contacts, p.id), append(risen.Tenants, p.tenant)
 		}
 	}
-	if len(risen) == 0 {
+	if len(risen.Contacts) == 0 {
 		return nil
 	}
-	const sql = `UPDATE core.contacts c SET known = true, updated_at = now()
-FROM unnest($1::uuid[], $2::uuid[]) AS u(tenant_id, contact_id)
-WHERE c.tenant_id = u.tenant_id AND c.contact_id = u.contact_id`
-	if _, err := tx.Exec(ctx, sql, risenTenants, risen); err != nil {
-		return fmt.Errorf("mark %d contacts known: %w", len(risen), err)
+	if err := db.MarkContactsKnown(ctx, risen); err != nil {
+		return fmt.Errorf("mark %d contacts known: %w", len(risen.Contacts), err)
 	}
 	return nil
 }
@@ -117,36 +98,33 @@ func (b *batch) writeIdentifiers(ctx context.Context, tx pgx.Tx) error {
 	slices.SortFunc(b.added, func(x, y addition) int {
 		return cmp.Or(slices.Compare(x.tenant[:], y.tenant[:]), cmp.Compare(x.kind, y.kind), cmp.Compare(x.value, y.value))
 	})
-	var tenants, contacts []uuid.UUID
-	var kinds, values []string
+	var rows processordb.AttachIdentifiersParams
 	for _, a := range b.added {
-		tenants, contacts = append(tenants, a.tenant), append(contacts, a.owner.root().id)
-		kinds, values = append(kinds, a.kind), append(values, a.value)
+		rows.Tenants, rows.Contacts = append(rows.Tenants, a.tenant), append(rows.Contacts, a.owner.root().id)
+		rows.Kinds, rows.Values = append(rows.Kinds, a.kind), append(rows.Values, a.value)
 	}
-	const sql = `INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id)
-SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[])
-ON CONFLICT DO NOTHING`
-	tag, err := tx.Exec(ctx, sql, tenants, kinds, values, contacts)
+	attached, err := processordb.New(tx).AttachIdentifiers(ctx, rows)
 	if err != nil {
-		return fmt.Errorf("attach %d identifiers: %w", len(values), err)
+		return fmt.Errorf("attach %d identifiers: %w", len(rows.Values), err)
 	}
-	if int(tag.RowsAffected()) != len(values) {
+	if int(attached) != len(rows.Values) {
 		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
 	}
 	return nil
 }
 
 func (b *batch) writeMerges(ctx context.Context, tx pgx.Tx) error {
+	db := processordb.New(tx)
 	for _, m := range b.merges {
 		in := b.inputs[m.cause]
 		into := m.into.root()
-		const insert = `INSERT INTO core.contact_merges (tenant_id, from_contact, into_contact, cause_event_id, merged_at)
-VALUES ($1, $2, $3, $4, clock_timestamp())`
-		if _, err := tx.Exec(ctx, insert, in.TenantID, m.from.id, into.id, in.EventID); err != nil {
+		err := db.InsertMerge(ctx, processordb.InsertMergeParams{
+			TenantID: in.TenantID, FromContact: m.from.id, IntoContact: into.id, CauseEventID: in.EventID})
+		if err != nil {
 			return fmt.Errorf("record a merge: %w", err)
 		}
-		const move = `UPDATE core.contact_identifiers SET contact_id = $3 WHERE tenant_id = $1 AND contact_id = $2`
-		if _, err := tx.Exec(ctx, move, in.TenantID, m.from.id, into.id); err != nil {
+		err = db.MoveIdentifiers(ctx, processordb.MoveIdentifiersParams{TenantID: in.TenantID, FromContact: m.from.id, IntoContact: into.id})
+		if err != nil {
 			return fmt.Errorf("move a merged contact's identifiers: %w", err)
 		}
 	}
@@ -157,9 +135,9 @@ VALUES ($1, $2, $3, $4, clock_timestamp())`
 func (b *batch) writeConflicts(ctx context.Context, tx pgx.Tx) error {
 	for _, c := range b.clashes {
 		in := b.inputs[c.input]
-		const sql = `INSERT INTO core.identity_conflicts (tenant_id, event_id, contacts, reason)
-VALUES ($1, $2, $3, 'external_id') ON CONFLICT DO NOTHING`
-		if _, err := tx.Exec(ctx, sql, in.TenantID, in.EventID, c.contacts); err != nil {
+		err := processordb.New(tx).RecordIdentityConflict(ctx, processordb.RecordIdentityConflictParams{
+			TenantID: in.TenantID, EventID: in.EventID, Contacts: c.contacts})
+		if err != nil {
 			return fmt.Errorf("record an identity conflict: %w", err)
 		}
 	}

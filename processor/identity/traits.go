@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/softcrum/carril/internal/db/processordb"
 )
 
 // traits of a contact while they are worked on.
@@ -133,7 +135,7 @@ func (t *traits) takeAll(from *traits) {
 func (b *batch) loadTraits(ctx context.Context, tx pgx.Tx, affected map[*person]int) (map[*person]*traits, error) {
 	have := map[*person]*traits{}
 	byID := map[uuid.UUID]*person{}
-	var tenants, contacts []uuid.UUID
+	var stored processordb.LockTraitsParams
 	want := func(p *person) {
 		if have[p] != nil {
 			return
@@ -141,7 +143,7 @@ func (b *batch) loadTraits(ctx context.Context, tx pgx.Tx, affected map[*person]
 		have[p] = &traits{values: map[string]json.RawMessage{}, times: map[string]time.Time{}}
 		if !p.isNew {
 			byID[p.id] = p
-			tenants, contacts = append(tenants, p.tenant), append(contacts, p.id)
+			stored.Tenants, stored.Contacts = append(stored.Tenants, p.tenant), append(stored.Contacts, p.id)
 		}
 	}
 	for p := range affected {
@@ -151,37 +153,27 @@ func (b *batch) loadTraits(ctx context.Context, tx pgx.Tx, affected map[*person]
 		want(m.from)
 		want(m.into.root())
 	}
-	if len(contacts) == 0 {
+	if len(stored.Contacts) == 0 {
 		return have, nil
 	}
-	const sql = `SELECT c.contact_id, c.traits, c.trait_times FROM core.contacts c
-JOIN unnest($1::uuid[], $2::uuid[]) AS u(tenant_id, contact_id) ON c.tenant_id = u.tenant_id AND c.contact_id = u.contact_id
-ORDER BY c.tenant_id, c.contact_id FOR NO KEY UPDATE OF c`
-	rows, err := tx.Query(ctx, sql, tenants, contacts)
+	rows, err := processordb.New(tx).LockTraits(ctx, stored)
 	if err != nil {
 		return nil, fmt.Errorf("read traits: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var id uuid.UUID
-		var values, times []byte
-		if err := rows.Scan(&id, &values, &times); err != nil {
-			return nil, fmt.Errorf("read traits: %w", err)
-		}
-		t := have[byID[id]]
-		if err := json.Unmarshal(values, &t.values); err != nil {
+	for _, r := range rows {
+		t := have[byID[r.ContactID]]
+		if err := json.Unmarshal(r.Traits, &t.values); err != nil {
 			return nil, fmt.Errorf("read traits of a contact: %w", err)
 		}
-		if err := json.Unmarshal(times, &t.times); err != nil {
+		if err := json.Unmarshal(r.TraitTimes, &t.times); err != nil {
 			return nil, fmt.Errorf("read trait times of a contact: %w", err)
 		}
 	}
-	return have, rows.Err()
+	return have, nil
 }
 
 func (b *batch) writeTraits(ctx context.Context, tx pgx.Tx, have map[*person]*traits) error {
-	var tenants, contacts []uuid.UUID
-	var values, times []string
+	var rows processordb.WriteTraitsParams
 	for p, t := range have {
 		if !t.dirty || p.into != nil {
 			continue
@@ -194,16 +186,14 @@ func (b *batch) writeTraits(ctx context.Context, tx pgx.Tx, have map[*person]*tr
 		if err != nil {
 			return fmt.Errorf("write trait times: %w", err)
 		}
-		tenants, contacts, values, times = append(tenants, p.tenant), append(contacts, p.id), append(values, string(v)), append(times, string(tm))
+		rows.Tenants, rows.Contacts = append(rows.Tenants, p.tenant), append(rows.Contacts, p.id)
+		rows.Traits, rows.TraitTimes = append(rows.Traits, string(v)), append(rows.TraitTimes, string(tm))
 	}
-	if len(contacts) == 0 {
+	if len(rows.Contacts) == 0 {
 		return nil
 	}
-	const sql = `UPDATE core.contacts c SET traits = u.traits::jsonb, trait_times = u.times::jsonb, updated_at = now()
-FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[]) AS u(tenant_id, contact_id, traits, times)
-WHERE c.tenant_id = u.tenant_id AND c.contact_id = u.contact_id`
-	if _, err := tx.Exec(ctx, sql, tenants, contacts, values, times); err != nil {
-		return fmt.Errorf("write traits of %d contacts: %w", len(contacts), err)
+	if err := processordb.New(tx).WriteTraits(ctx, rows); err != nil {
+		return fmt.Errorf("write traits of %d contacts: %w", len(rows.Contacts), err)
 	}
 	return nil
 }

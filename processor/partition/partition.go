@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/softcrum/carril/internal/db/processordb"
 )
 
 // Maker makes partitions on demand and remembers which ones it has seen.
@@ -42,7 +44,7 @@ func (m *Maker) Ensure(ctx context.Context, parent string, at time.Time, class i
 	if ok {
 		return nil
 	}
-	if _, err := m.pool.Exec(ctx, "SELECT core.ensure_partition($1, $2)", parent, at); err != nil {
+	if err := processordb.New(m.pool).EnsurePartition(ctx, processordb.EnsurePartitionParams{ParentTable: parent, At: at}); err != nil {
 		return fmt.Errorf("make partition %s of %s: %w", k.month, parent, err)
 	}
 	m.mu.Lock()
@@ -118,13 +120,16 @@ func (j *Job) Run(ctx context.Context) error {
 
 // RunOnce makes what is missing around now and counts stray rows.
 func (j *Job) RunOnce(ctx context.Context) (res Result, err error) {
-	if err := j.pool.QueryRow(ctx, "SELECT core.ensure_partitions($1)", j.now()).Scan(&res.Made); err != nil {
+	made, err := processordb.New(j.pool).EnsurePartitions(ctx, j.now())
+	if err != nil {
 		return res, fmt.Errorf("make partitions: %w", err)
 	}
+	res.Made = int(made)
 	res.Stray = map[string]int64{}
 	for _, table := range []string{"core.tracked_events_default", "messaging.sends_default", "messaging.send_status_history_default"} {
 		var n int64
-		if err := j.pool.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n); err != nil { // a constant of this file
+		// By hand: sqlc cannot take a table's name. It is a constant of this file.
+		if err := j.pool.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n); err != nil {
 			return res, fmt.Errorf("count %s: %w", table, err)
 		}
 		j.inStray.WithLabelValues(table).Set(float64(n))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/db/processordb"
 )
 
 // Cache holds the compiled rules of each tenant by event name. It reads a
@@ -68,25 +70,15 @@ func (c *Cache) rules(ctx context.Context, tenant uuid.UUID, event string) ([]*R
 // load reads the newest version of each enabled rule. One that does not compile
 // (it was written past the checks) is left out and logged.
 func (c *Cache) load(ctx context.Context, tenant uuid.UUID) ([]*Rule, error) {
-	const sql = `SELECT rule_id, version, event_name, condition, actions, extract(epoch FROM greatest(valid_from, '0001-01-01'))::bigint,
-    extract(epoch FROM least(valid_until, '9999-01-01'))::bigint
-FROM (SELECT DISTINCT ON (rule_id) * FROM core.rules WHERE tenant_id = $1 ORDER BY rule_id, version DESC) r
-WHERE enabled ORDER BY rule_id`
-	rows, err := c.pool.Query(ctx, sql, tenant)
+	rows, err := processordb.New(c.pool).NewestRules(ctx, tenant)
 	if err != nil {
 		return nil, fmt.Errorf("read rules: %w", err)
 	}
-	defer rows.Close()
 	var out []*Rule
-	for rows.Next() {
-		var r Rule
-		var actions []byte
-		var from, until int64
-		if err := rows.Scan(&r.ID, &r.Version, &r.EventName, &r.Condition, &actions, &from, &until); err != nil {
-			return nil, fmt.Errorf("read rules: %w", err)
-		}
-		r.ValidFrom, r.ValidUntil = time.Unix(from, 0), time.Unix(until, 0)
-		if err := json.Unmarshal(actions, &r.Actions); err != nil {
+	for _, row := range rows {
+		r := Rule{ID: row.RuleID, Version: int(row.Version), EventName: row.EventName, Condition: row.Condition,
+			ValidFrom: time.Unix(row.ValidFrom, 0), ValidUntil: time.Unix(row.ValidUntil, 0)}
+		if err := json.Unmarshal(row.Actions, &r.Actions); err != nil {
 			c.log.Error("rule left out", "tenant_id", tenant, "rule_id", r.ID, "error", err)
 			continue
 		}
@@ -96,9 +88,6 @@ WHERE enabled ORDER BY rule_id`
 			continue
 		}
 		out = append(out, compiled)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read rules: %w", err)
 	}
 	return out, nil
 }

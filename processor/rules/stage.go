@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -135,24 +136,20 @@ func enter(ctx context.Context, tx pgx.Tx, fired []firing) (map[firingKey]bool, 
 		return cmp.Or(bytes.Compare(a.event.EventID[:], b.event.EventID[:]), bytes.Compare(a.rule.ID[:], b.rule.ID[:]))
 	})
 	n := len(sorted)
-	tenants, events, rules, contacts := make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n), make([]uuid.UUID, n)
-	points, correlations, occurred := make([]int64, n), make([]string, n), make([]time.Time, n)
+	rows := processordb.EnterPointsParams{
+		Tenants: make([]uuid.UUID, n), Events: make([]uuid.UUID, n), Rules: make([]uuid.UUID, n), Contacts: make([]uuid.UUID, n),
+		Points: make([]int64, n), Correlations: make([]string, n), Occurred: make([]time.Time, n)}
 	for i, f := range sorted {
-		tenants[i], events[i], rules[i], contacts[i] = f.event.TenantID, f.event.EventID, f.rule.ID, f.event.ContactID
-		points[i], correlations[i], occurred[i] = f.rule.points(), f.event.CorrelationID, f.event.OccurredAt
+		rows.Tenants[i], rows.Events[i], rows.Rules[i], rows.Contacts[i] = f.event.TenantID, f.event.EventID, f.rule.ID, f.event.ContactID
+		rows.Points[i], rows.Correlations[i], rows.Occurred[i] = f.rule.points(), f.event.CorrelationID, f.event.OccurredAt
 	}
-	const sql = `INSERT INTO core.points_ledger (tenant_id, event_id, rule_id, contact_id, points, correlation_id, occurred_at)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bigint[], $6::text[], $7::timestamptz[])
-ON CONFLICT DO NOTHING RETURNING event_id, rule_id`
-	rows, err := tx.Query(ctx, sql, tenants, events, rules, contacts, points, correlations, occurred)
+	entered, err := processordb.New(tx).EnterPoints(ctx, rows)
 	if err != nil {
 		return nil, fmt.Errorf("enter %d firings: %w", n, err)
 	}
 	won := map[firingKey]bool{}
-	var k firingKey
-	_, err = pgx.ForEachRow(rows, []any{&k.event, &k.rule}, func() error { won[k] = true; return nil })
-	if err != nil {
-		return nil, fmt.Errorf("enter %d firings: %w", n, err)
+	for _, e := range entered {
+		won[firingKey{e.EventID, e.RuleID}] = true
 	}
 	return won, nil
 }
@@ -176,14 +173,12 @@ func balance(ctx context.Context, tx pgx.Tx, winners []firing) error {
 	slices.SortFunc(holders, func(a, b holder) int {
 		return cmp.Or(bytes.Compare(a.tenant[:], b.tenant[:]), bytes.Compare(a.contact[:], b.contact[:]))
 	})
-	tenants, contacts, points := make([]uuid.UUID, len(holders)), make([]uuid.UUID, len(holders)), make([]int64, len(holders))
+	n := len(holders)
+	rows := processordb.AddPointsParams{Tenants: make([]uuid.UUID, n), Contacts: make([]uuid.UUID, n), Points: make([]int64, n)}
 	for i, h := range holders {
-		tenants[i], contacts[i], points[i] = h.tenant, h.contact, sums[h]
+		rows.Tenants[i], rows.Contacts[i], rows.Points[i] = h.tenant, h.contact, sums[h]
 	}
-	const sql = `INSERT INTO core.points_balances AS p (tenant_id, contact_id, balance)
-SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[])
-ON CONFLICT (tenant_id, contact_id) DO UPDATE SET balance = p.balance + EXCLUDED.balance`
-	if _, err := tx.Exec(ctx, sql, tenants, contacts, points); err != nil {
+	if err := processordb.New(tx).AddPoints(ctx, rows); err != nil {
 		return fmt.Errorf("add points of %d contacts: %w", len(holders), err)
 	}
 	return nil

@@ -13,6 +13,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/db/processordb"
 )
 
 // ErrUnknown says that there is no such tenant.
@@ -62,8 +64,8 @@ func (c *Cache) Get(ctx context.Context, id uuid.UUID) (Tenant, error) {
 		return e.t, nil
 	}
 	e = entry{t: Tenant{ID: id}, until: time.Now().Add(c.life)}
-	const sql = `SELECT t.cell_id, p.retention_months FROM core.tenants t JOIN core.plans p USING (plan_id) WHERE t.tenant_id = $1`
-	err := c.pool.QueryRow(ctx, sql, id).Scan(&e.t.CellID, &e.t.RetentionMonths)
+	found, err := processordb.New(c.pool).Tenant(ctx, id)
+	e.t.CellID, e.t.RetentionMonths = found.CellID, found.RetentionMonths
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		e.unknown = true
