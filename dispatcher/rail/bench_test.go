@@ -235,6 +235,7 @@ type setup struct {
 	yield    rail.Yielder
 	asker    string
 	provider provider.Provider
+	pool     *pgxpool.Pool // nil: one of its own
 }
 
 // start runs a worker until the test ends or stop is called.
@@ -260,7 +261,10 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	if s.provider == nil {
 		s.provider = b.fake
 	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), b.pool.Config())
+	pool, err := s.pool, error(nil)
+	if pool == nil {
+		pool, err = pgxpool.NewWithConfig(context.Background(), b.pool.Config())
+	}
 	require.NoError(b.t, err)
 	sc := sends.Config{Channel: "email", Rail: s.rail, Provider: s.provider.Name()}
 	if s.store != nil {

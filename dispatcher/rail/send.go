@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/sends"
@@ -61,12 +63,16 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 
 // claim claims a job, waiting out the database; a missing partition is made.
 func (w *Worker) claim(it *item) (c sends.Claimed, v sends.Verdict, err error) {
+	var lease uuid.UUID // the same one each time: an error may hide a commit that landed
 	err = w.persist(func(ctx context.Context) error {
 		slot, err := w.slots.current(ctx)
 		if err != nil {
 			return err
 		}
-		c, v, err = w.deps.Store.Claim(ctx, slot, it.ref, it.limit)
+		if lease == uuid.Nil {
+			lease = slot.NewLease()
+		}
+		c, v, err = w.deps.Store.Claim(ctx, slot, it.ref, lease, it.limit)
 		if pg.FaultOf(err) == pg.FaultPartition {
 			return errors.Join(err, w.deps.Store.EnsurePartitions(ctx, it.ref))
 		}
@@ -99,16 +105,33 @@ func (w *Worker) write(it *item, c sends.Claimed, step sends.Step) {
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, sends.ErrLeaseLost) {
+	again := err == nil && step.State == sends.StateInTopic
+	if errors.Is(err, sends.ErrLeaseLost) {
+		again, err = w.stillInTopic(it)
+	}
+	if err != nil {
 		return
 	}
 	w.slots.wake()
 	w.at(PointWritten)
-	if err == nil && step.State == sends.StateInTopic {
+	if again {
 		w.requeue(it, step.Delay, !step.Counted)
 		return
 	}
 	w.finish(it.entry)
+}
+
+// stillInTopic says that a job waits in the topic under our turn, although its
+// lease is not ours: the write that we lost sight of has landed, or a sweep has
+// brought nothing new. Then the record in our hand is the one that counts.
+func (w *Worker) stillInTopic(it *item) (yes bool, err error) {
+	err = w.persist(func(ctx context.Context) error {
+		rows, err := w.deps.Store.Peek(ctx, []sends.Ref{it.ref})
+		row, ok := rows[it.ref.JobID]
+		yes = ok && row.Turn == it.ref.Turn && row.State == sends.StateInTopic
+		return err
+	})
+	return yes, err
 }
 
 // requeue puts a job back: before its tenant's others where it was its turn and

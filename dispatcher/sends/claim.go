@@ -59,7 +59,10 @@ func (c Claimed) Spent() time.Duration {
 // gates asked a last time, the send rows, `queued`, the bytes and the lease.
 // limit bounds the messages of one request; 0 is all. A job whose bytes may
 // have left under an earlier lease gives those bytes again.
-func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, limit int) (c Claimed, v Verdict, err error) {
+//
+// An error may hide a commit that landed: the caller claims again with the same
+// lease, and gets what that commit froze.
+func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, lease uuid.UUID, limit int) (c Claimed, v Verdict, err error) {
 	err = pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
 		j, ok, err := s.lock(ctx, tx, ref)
 		if err != nil {
@@ -69,12 +72,16 @@ func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, limit int) (c Cla
 		case !ok, j.Turn != ref.Turn, j.state != StateInTopic && j.state != StateClaimed:
 			v = Gone
 			return nil
+		}
+		c = Claimed{Ref: j.Ref, slot: slot, job: j, Lease: lease}
+		switch {
+		case j.state == StateClaimed && j.lease != nil && *j.lease == lease:
+			v, err = s.resume(ctx, tx, &c)
 		case j.alive:
 			v = Busy
-			return nil
+		default:
+			v, err = s.claim(ctx, tx, &c, limit)
 		}
-		c = Claimed{Ref: j.Ref, slot: slot, job: j, Lease: slot.newLease()}
-		v, err = s.claim(ctx, tx, &c, limit)
 		return err
 	})
 	if err != nil {
@@ -99,6 +106,27 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Ve
 		return Closed, s.review(ctx, tx, c, nil) // its bytes were dropped with their day
 	}
 	return s.freshClaim(ctx, tx, c, limit)
+}
+
+// resume gives what a claim of ours froze whose commit we did not hear of.
+// Nothing has left under it.
+func (s *Store) resume(ctx context.Context, tx pgx.Tx, c *Claimed) (Verdict, error) {
+	f, ok, err := s.lastRequest(ctx, tx, c.job)
+	if err != nil {
+		return "", err
+	}
+	p, known := s.deps.Providers[f.provider]
+	if !ok || !known {
+		return Busy, nil // the sweep finds it when its lease is over
+	}
+	c.frozen, c.Provider, c.Request, c.Resend = f, p, f.request, f.uncertain
+	c.Messages = pick(c.job.payload.Messages, f.sendIDs)
+	left, err := s.pending(ctx, tx, c.job)
+	if err != nil {
+		return "", err
+	}
+	c.before, c.more = len(c.job.payload.Messages)-len(left), len(left)-len(f.sendIDs)
+	return Ready, nil
 }
 
 // reclaim takes a job whose request has an unknown outcome. Neither gates nor

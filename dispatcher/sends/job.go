@@ -21,6 +21,7 @@ type job struct {
 	state        string
 	category     string
 	alive        bool // claimed by a process that lives, inside its lease
+	lease        *uuid.UUID
 	payload      schemas.JobPayload
 	attempts     int
 	firstAttempt *time.Time
@@ -33,14 +34,14 @@ type job struct {
 // lock reads a job's row and keeps it; ok is false where there is none.
 func (s *Store) lock(ctx context.Context, tx pgx.Tx, ref Ref) (j job, ok bool, err error) {
 	const sql = `SELECT j.state, j.turn, coalesce(j.category, ''), j.state = 'claimed' AND j.lease_until > clock_timestamp() AND ` + holderAlive + `,
-    j.payload, j.attempts, j.first_attempt, ` + waitedSoFar + `, j.generation, coalesce(j.expires_at <= clock_timestamp(), false), now(), j.tenant_id
+    j.payload, j.attempts, j.first_attempt, ` + waitedSoFar + `, j.generation, coalesce(j.expires_at <= clock_timestamp(), false), now(), j.tenant_id, j.lease
 FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id = $3 FOR UPDATE OF j`
 	j.Ref, j.at = ref, ids.Time(ref.JobID)
 	var payload []byte
 	var turn int32
 	var tenant *uuid.UUID
 	err = tx.QueryRow(ctx, sql, j.at, s.worker, ref.JobID).Scan(&j.state, &turn, &j.category, &j.alive, &payload, &j.attempts,
-		&j.firstAttempt, &j.waited, &j.generation, &j.expired, &j.now, &tenant)
+		&j.firstAttempt, &j.waited, &j.generation, &j.expired, &j.now, &tenant, &j.lease)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return j, false, nil
 	}

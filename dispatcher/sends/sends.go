@@ -152,9 +152,9 @@ type Slot struct {
 	Lane  outbox.Lane
 }
 
-// newLease makes a job's lease, which names its slot: four bytes of slot, eight
+// NewLease makes a job's lease, which names its slot: four bytes of slot, eight
 // of epoch, four of chance.
-func (sl Slot) newLease() uuid.UUID {
+func (sl Slot) NewLease() uuid.UUID {
 	var id uuid.UUID
 	binary.BigEndian.PutUint32(id[0:], uint32(sl.N))
 	binary.BigEndian.PutUint64(id[4:], uint64(sl.Epoch))
