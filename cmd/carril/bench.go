@@ -22,6 +22,7 @@ type benchCmd struct {
 	Append benchAppendCmd `cmd:"" help:"The append stage, over events that wait."`
 	E2E    benchE2ECmd    `cmd:"" name:"e2e" help:"An event's way through everything, from its 202 to the provider's request."`
 	Blast  benchBlastCmd  `cmd:"" name:"blast-vs-otp" help:"One tenant's one-time codes beside another tenant's blast."`
+	Hooks  benchHooksCmd  `cmd:"" name:"webhooks" help:"Outbound webhooks, from an appended event to its arrival."`
 	All    benchAllCmd    `cmd:"" help:"All of them, one after the other; one JSON object a line with --json."`
 }
 
@@ -101,6 +102,11 @@ type benchBlastCmd struct {
 	ProviderRate float64       `default:"5" help:"Requests a second that the provider takes; a batch of marketing messages is one."`
 }
 
+type benchHooksCmd struct {
+	benchFlags
+	benchLoad
+}
+
 type benchAppendCmd struct {
 	benchFlags
 	Events   int `default:"200000" help:"Events that wait to be appended, up to 5,000,000."`
@@ -137,6 +143,10 @@ func (c benchBlastCmd) Run(e *environment) error {
 	}
 	cfg.Rate, cfg.Blast, cfg.ProviderRate = c.Rate, c.Blast, c.ProviderRate
 	return e.bench(f, cfg, benchmarks.BlastVsOTP)
+}
+
+func (c benchHooksCmd) Run(e *environment) error {
+	return e.load(c.benchFlags, c.benchLoad, benchmarks.Webhooks)
 }
 
 func (c benchAppendCmd) Run(e *environment) error {

@@ -148,3 +148,13 @@ func TestBlastVsOTP(t *testing.T) {
 		require.Contains(t, rep.Details, name)
 	}
 }
+
+func TestWebhooks(t *testing.T) {
+	t.Parallel()
+	rep := sound(t, Webhooks, tiny(t))
+	require.Equal(t, "rate", rep.RatioOf)
+	require.Len(t, rep.More, 1)
+	require.EqualValues(t, 40, rep.More[0].Count)
+	require.Zero(t, rep.More[0].Errors)
+	require.Empty(t, rep.Notes)
+}

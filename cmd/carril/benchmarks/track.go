@@ -105,11 +105,15 @@ func (r *run) compare(ctx context.Context, rep *bench.Report, conns, units int, 
 type generator struct {
 	ops   []bench.Op
 	conns []*bench.Conn
+	after func() // what else is to be closed; may be nil
 }
 
 func (g generator) close() {
 	for _, c := range g.conns {
 		c.Close()
+	}
+	if g.after != nil {
+		g.after()
 	}
 }
 

@@ -2,7 +2,6 @@ package benchmarks
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"time"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/dispatcher/provider/sandbox"
+	"github.com/softcrum/carril/dispatcher/webhook/seal"
 	"github.com/softcrum/carril/internal/signature"
 )
 
@@ -44,8 +44,7 @@ func (r *run) startWhole(ctx context.Context, rate float64) (*whole, error) {
 	set.ResendURL, set.ResendKey, set.ResendRate = w.provider.URL(), key, rate
 	w.secret = signature.NewSecret().Reveal()
 	set.ResendSecrets = []string{w.secret}
-	set.WebhookKey = base64.StdEncoding.EncodeToString([]byte(randomName() + randomName() + randomName() + "xx"))
-	set.WebhookPrivate = []string{"127.0.0.0/8"} // receivers are on this machine
+	set.WebhookKey = seal.NewKey()
 	if w.App, err = app.Start(ctx, set, app.AllRoles(), r.Log); err != nil {
 		return nil, errors.Join(err, w.stop())
 	}
