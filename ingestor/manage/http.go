@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
@@ -26,9 +27,11 @@ type QueueHealth func(ctx context.Context) any
 
 // Deps of the routes.
 type Deps struct {
-	Keys   apikey.Verify
-	DB     Querier
-	Queues QueueHealth // nil: this process knows of no rails, the route is absent
+	Keys apikey.Verify
+	DB   Querier
+	// CursorKey signs the cursors of lists, the same in every replica.
+	CursorKey []byte
+	Queues    QueueHealth // nil: this process knows of no rails, the route is absent
 }
 
 // Routes are the management reads.
@@ -40,6 +43,8 @@ func New(deps Deps) *Routes { return &Routes{deps} }
 // Mount puts the routes on a router.
 func (m *Routes) Mount(r chi.Router) {
 	r.Get("/v1/messaging/trace", m.trace)
+	r.Get("/v1/messaging/sends", m.sends)
+	r.Get("/v1/messaging/sends/{id}", m.send)
 	r.Get("/v1/core/events/{id}", m.event)
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)
@@ -55,8 +60,7 @@ func (m *Routes) trace(w http.ResponseWriter, r *http.Request) {
 	}
 	id, err := uuid.Parse(r.URL.Query().Get("origin_event_id"))
 	if err != nil {
-		(&httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_parameter", Title: "A parameter is missing or malformed",
-			Detail: "origin_event_id must be the event_id of a 202."}).Write(w, r)
+		badParameter("origin_event_id must be the event_id of a 202, or the origin_event_id of a send.").Write(w, r)
 		return
 	}
 	m.answer(w, r, p.TenantID, id)
@@ -78,15 +82,25 @@ func (m *Routes) event(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Routes) answer(w http.ResponseWriter, r *http.Request, tenant, event uuid.UUID) {
-	t, err := TraceEvent(r.Context(), m.deps.DB, tenant, event)
+	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+	defer cancel()
+	t, err := TraceEvent(ctx, m.deps.DB, tenant, event)
+	m.reply(w, r, t, err)
+}
+
+// readTimeout is how long a read may take.
+const readTimeout = 10 * time.Second
+
+// reply answers with what was read, or why it was not.
+func (m *Routes) reply(w http.ResponseWriter, r *http.Request, v any, err error) {
 	switch {
 	case errors.Is(err, ErrNotFound):
 		httpserver.NotFound(w, r)
 	case err != nil:
 		(&httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "store_unavailable", Title: "The database does not answer",
-			Detail: "Ask again in a moment."}).Write(w, r)
+			Detail: "Ask again after the time that Retry-After says.", RetryAfter: 2}).Write(w, r)
 	default:
-		writeJSON(w, t)
+		writeJSON(w, v)
 	}
 }
 

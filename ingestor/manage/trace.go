@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/sendstatus"
 )
 
 // ErrNotFound says that there is nothing under an id, or nothing of this tenant.
@@ -34,6 +35,13 @@ type Trace struct {
 	EventName     string    `json:"event_name,omitempty"`
 	CorrelationID string    `json:"correlation_id"`
 	Steps         []Step    `json:"steps"`
+	Sends         []Outcome `json:"sends,omitempty"`
+}
+
+// Outcome is where a send has come to: the status that its history gives.
+type Outcome struct {
+	SendID uuid.UUID `json:"send_id"`
+	Status string    `json:"status"`
 }
 
 // Step is one thing that happened. Step names are accepted, appended, points,
@@ -77,7 +85,7 @@ func TraceEvent(ctx context.Context, db Querier, tenant, event uuid.UUID) (*Trac
 	if errors.Is(err, ErrNotFound) {
 		return tr.buried(ctx, tenant)
 	}
-	for _, step := range []func(context.Context) error{tr.appended, tr.points, tr.decided, tr.statuses, tr.webhooks, tr.deadLetters} {
+	for _, step := range []func(context.Context) error{tr.appended, tr.points, tr.decided, tr.statuses, tr.outcomes, tr.webhooks, tr.deadLetters} {
 		if err != nil {
 			return nil, err
 		}
@@ -183,6 +191,26 @@ WHERE h.requested_at = ANY($1::timestamptz[]) AND h.send_id = ANY($2::uuid[]) OR
 		tr.add(s)
 		return nil
 	})
+}
+
+// outcomes derives where each send has come to.
+func (tr *tracer) outcomes(ctx context.Context) error {
+	refs := make([]sendstatus.Ref, len(tr.sends))
+	for i, id := range tr.sends {
+		refs[i] = sendstatus.Ref{SendID: id, RequestedAt: ids.Time(id)}
+	}
+	now, err := sendstatus.Of(ctx, tr.db, refs)
+	if err != nil {
+		return fmt.Errorf("trace outcomes: %w", err)
+	}
+	for _, id := range tr.sends {
+		status := queued
+		if c, ok := now[id]; ok {
+			status = c.Status
+		}
+		tr.t.Sends = append(tr.t.Sends, Outcome{id, status})
+	}
+	return nil
 }
 
 func (tr *tracer) webhooks(ctx context.Context) error {

@@ -2,6 +2,8 @@ package app
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -62,7 +64,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	r := httpserver.NewRouter()
 	r.Use(metrics.Observe)
 	api.Mount(r)
-	manage.New(manage.Deps{Keys: keys, DB: a.side, Queues: queues}).Mount(r)
+	manage.New(manage.Deps{Keys: keys, DB: a.side, CursorKey: a.cursorKey(), Queues: queues}).Mount(r)
 	if hooks != nil {
 		r.Handle(providerhook.Route, hooks)
 	}
@@ -72,6 +74,18 @@ func (a *App) startIngest(ctx context.Context) error {
 	}
 	a.API = "http://" + addr
 	return nil
+}
+
+// cursorKey signs the cursors of lists. It follows from the deployment's own
+// key, so that every replica reads the cursors of the others.
+func (a *App) cursorKey() []byte {
+	if a.set.WebhookKey == "" {
+		a.log.Warn("without webhook-key the cursors of lists hold in this process alone")
+		return randomBytes(32)
+	}
+	m := hmac.New(sha256.New, []byte(a.set.WebhookKey))
+	m.Write([]byte("carril list cursors"))
+	return m.Sum(nil)
 }
 
 // providerHooks verifies and enqueues what providers report; nil where no
