@@ -61,7 +61,10 @@ func empty(ctx context.Context, name string, held *lease.Lease, deps Deps) error
 	rctx, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- pub.Run(rctx) }()
-	defer func() { stop(); <-ended }()
+	defer func() {
+		stop()
+		_ = <-ended // it ends by its context
+	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {

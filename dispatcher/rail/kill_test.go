@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -194,7 +195,7 @@ func (b *bench) serveFake() string {
 		var out wire
 		out.Result = res
 		if err != nil {
-			out.Err, _ = err.(*provider.Error)
+			_ = errors.As(err, &out.Err)
 		}
 		_ = json.NewEncoder(rw).Encode(out)
 	}))

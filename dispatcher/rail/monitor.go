@@ -1,6 +1,7 @@
 package rail
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -252,7 +253,7 @@ func onePartition(topic string, p int32, starts, ends kadm.ListedOffsets, afters
 	start, ok1 := starts.Lookup(topic, p)
 	end, ok2 := ends.Lookup(topic, p)
 	if !ok1 || !ok2 || start.Err != nil || end.Err != nil {
-		return pl, fmt.Errorf("offsets of %s/%d: start %v, end %v", topic, p, start.Err, end.Err)
+		return pl, fmt.Errorf("offsets of %s/%d: %w", topic, p, cmp.Or(errors.Join(start.Err, end.Err), errNoAnswer))
 	}
 	pl = partitionLog{start: start.Offset, end: end.Offset, committed: -1}
 	if c, ok := committed.Lookup(topic, p); ok {
@@ -264,7 +265,7 @@ func onePartition(topic string, p int32, starts, ends kadm.ListedOffsets, afters
 	for _, listed := range afters {
 		o, ok := listed.Lookup(topic, p)
 		if !ok || o.Err != nil {
-			return pl, fmt.Errorf("offset of %s/%d at a time: %v", topic, p, o.Err)
+			return pl, fmt.Errorf("offset of %s/%d at a time: %w", topic, p, cmp.Or(o.Err, errNoAnswer))
 		}
 		at := o.Offset
 		if at < 0 {

@@ -1,7 +1,9 @@
 package rail
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -9,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 )
+
+// errNoAnswer says that the cluster left something out of its answer.
+var errNoAnswer = errors.New("the cluster did not answer for it")
 
 // start is where a partition begins under a new epoch.
 type start struct {
@@ -39,7 +44,7 @@ func (w *Worker) takeOver(ctx context.Context, committed map[int32]int64) (map[i
 	}
 	d, ok := details[topic]
 	if !ok || d.Err != nil {
-		return nil, fmt.Errorf("describe topic %s: %v", topic, d.Err)
+		return nil, fmt.Errorf("describe topic %s: %w", topic, cmp.Or(d.Err, errNoAnswer))
 	}
 	partitions := make([]int32, 0, len(committed))
 	for p := range committed {

@@ -143,7 +143,7 @@ type Worker struct {
 	arrived   chan struct{} // the intake has
 	free      chan struct{} // one token a free sender
 
-	work    context.Context // ends what is in flight
+	work    context.Context //nolint:containedctx // ends what is in flight, which outlives the call that started it
 	stop    context.CancelFunc
 	senders sync.WaitGroup
 
