@@ -50,8 +50,7 @@ func TestMessagesOfTheAPI(t *testing.T) {
 	start(t, c.env, "maintain")
 	start(t, c.env, "process")
 	start(t, c.env, "dispatch")
-	c.ingest(0)
-	c.ingest(1)
+	doors := []*process{c.ingest(0), c.ingest(1)}
 	l, at := newLedger(), time.Now()
 	const sends = `SELECT count(*) FROM messaging.sends WHERE requested_at > '-infinity'`
 	const delivered = `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at > '-infinity' AND status = 'delivered'`
@@ -99,4 +98,54 @@ func TestMessagesOfTheAPI(t *testing.T) {
 		require.Equal(t, 1, c.db.count(sends+` AND request_id = $1 AND correlation_id = $1::text`, l.ids["message/invoice-889"]))
 		require.Zero(t, c.db.count(`SELECT count(*) FROM core.dead_letters`))
 	})
+	t.Run("TheAPIShowsThem", func(t *testing.T) {
+		var page struct {
+			Sends []struct {
+				SendID string `json:"send_id"`
+				Origin string `json:"origin_event_id"`
+				Status string `json:"status"`
+			} `json:"sends"`
+			Next string `json:"next_cursor"`
+		}
+		query := fmt.Sprintf("?from=%s&to=%s&limit=3", at.Add(-time.Hour).UTC().Format(time.RFC3339), at.Add(time.Hour).UTC().Format(time.RFC3339))
+		c.get(0, "/v1/messaging/sends"+query, &page)
+		require.Len(t, page.Sends, 3)
+		require.Equal(t, "delivered", page.Sends[0].Status)
+		first := page.Sends[0]
+		page.Sends = nil
+		c.get(1, "/v1/messaging/sends"+query+"&cursor="+page.Next, &page) // the other door reads its cursor
+		require.Len(t, page.Sends, 2)
+		var trace struct {
+			Sends []struct {
+				SendID string `json:"send_id"`
+				Status string `json:"status"`
+			} `json:"sends"`
+		}
+		c.get(0, "/v1/messaging/trace?origin_event_id="+first.Origin, &trace) // FS-MSG-0003 AC7
+		require.Len(t, trace.Sends, 1)
+		require.Equal(t, first.SendID, trace.Sends[0].SendID)
+		require.Equal(t, "delivered", trace.Sends[0].Status)
+	})
+	t.Run("RequestsAreCountedByRoute", func(t *testing.T) {
+		resp, err := client.Get(doors[0].Ops + "/metrics")
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(b), `carril_http_requests_total{code="202",route="/v1/messaging/messages"}`)
+		require.Contains(t, string(b), `carril_ingest_message_requests_accepted_total{category="transactional"}`)
+	})
+}
+
+// get reads JSON from one of the doors with the tenant's key.
+func (c *cluster) get(door int, target string, into any) {
+	c.t.Helper()
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, "http://"+c.apis[door]+target, nil)
+	require.NoError(c.t, err)
+	req.Header.Set("Authorization", "Bearer "+c.key)
+	resp, err := client.Do(req)
+	require.NoError(c.t, err)
+	defer resp.Body.Close()
+	require.Equal(c.t, http.StatusOK, resp.StatusCode, target)
+	require.NoError(c.t, json.NewDecoder(resp.Body).Decode(into))
 }
