@@ -43,6 +43,7 @@ type Stated struct {
 type Config struct {
 	Prefix    string            // before every key in Redis, e.g. "carril:"
 	Asker     string            // who asks: one process and rail; required, without a colon
+	Rail      string            // the only rail that asks here; empty: both may. Marketing takes no local share, so it is not counted among those who do
 	Providers map[string]Stated // by provider.Provider.Name
 	Reserve   float64           // share of a quota that marketing leaves; default 0.1
 	Budget    time.Duration     // longest an ask may wait for Redis; default 50 ms

@@ -274,7 +274,7 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	require.NoError(b.t, err)
 	rdb, err := ratelimit.Open(b.redisURL)
 	require.NoError(b.t, err)
-	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: def(s.asker, "p1-"+s.rail), Budget: 500 * time.Millisecond,
+	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: def(s.asker, "p1-"+s.rail), Rail: s.rail, Budget: 500 * time.Millisecond,
 		Providers: map[string]bucket.Stated{s.provider.Name(): {RatePerSecond: s.rate}}},
 		bucket.Deps{Redis: rdb, Pool: pool, Log: testkit.Logger(b.t)})
 	require.NoError(b.t, err)
