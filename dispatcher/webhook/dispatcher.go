@@ -32,6 +32,7 @@ type Dispatcher struct {
 	egress  egress
 	slots   chan struct{} // one an attempt that runs
 	changes atomic.Int64  // counts Forget
+	oldest  atomic.Int64  // Unix seconds before which nothing waits; see since
 }
 
 // New makes a dispatcher; it connects to nothing yet.
@@ -46,7 +47,7 @@ func New(cfg Config, deps Deps) (*Dispatcher, error) {
 		d.log = slog.New(slog.DiscardHandler)
 	}
 	d.lanes = &lanes{d: d}
-	d.table = &table{pool: deps.Pool, me: d.me, lease: cfg.Lease, horizon: d.horizon}
+	d.table = &table{pool: deps.Pool, me: d.me, lease: cfg.Lease, since: d.since}
 	d.settler = newSettler(d)
 	d.metrics = newMetrics(deps.Metrics, func() float64 { return float64(len(d.slots)) })
 	return d, nil
@@ -84,9 +85,6 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	d.client.Close()
 	return nil
 }
-
-// horizon is the partition predicate of every look at the table.
-func (d *Dispatcher) horizon(now time.Time) time.Time { return now.Add(-d.cfg.Keep) }
 
 // note writes what a result says of its endpoint as a whole.
 func (d *Dispatcher) note(ctx context.Context, r result) error {

@@ -17,7 +17,7 @@ type event struct {
 	tenant    uuid.UUID
 	id        uuid.UUID
 	eventType string
-	orderKey  string // those of one key arrive in order
+	about     uuid.UUID // events about the same arrive in order
 	received  time.Time
 	body      []byte
 }
@@ -63,7 +63,7 @@ func trackedEvent(e *schemas.EventTracked) (event, error) {
 		EventID: e.EventID, EventName: e.EventName, ContactID: e.ContactID, OccurredAt: withOffset(e.OccurredAt, e.OccurredOffset),
 		ReceivedAt: e.ReceivedAt.UTC(), Properties: json.RawMessage(properties), CorrelationID: e.CorrelationID, Historical: e.Historical,
 	}})
-	return event{e.TenantID, e.EventID, TypeTracked, e.ContactID.String(), e.ReceivedAt.UTC(), body}, err
+	return event{e.TenantID, e.EventID, TypeTracked, e.ContactID, e.ReceivedAt.UTC(), body}, err
 }
 
 // messageEvent renders a step in the life of a send, known by its change id.
@@ -72,7 +72,7 @@ func messageEvent(m *schemas.MessageStatusChanged) (event, error) {
 		SendID: m.SendID, ContactID: m.ContactID, Channel: m.Channel, Category: m.Category, Status: m.Status, OccurredAt: m.OccurredAt.UTC(),
 		Reason: m.Reason, CorrelationID: m.CorrelationID, OriginEventID: m.OriginEventID,
 	}})
-	return event{m.TenantID, m.ChangeID, m.Type, m.SendID.String(), m.RecordedAt.UTC(), body}, err
+	return event{m.TenantID, m.ChangeID, m.Type, m.SendID, m.RecordedAt.UTC(), body}, err
 }
 
 func render(e envelope) ([]byte, error) {

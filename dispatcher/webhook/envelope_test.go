@@ -27,7 +27,7 @@ func TestEnvelope(t *testing.T) {
 			`"event_name":"invoice.paid","contact_id":"0190aaaa-0000-7000-8000-00000000000c","occurred_at":"2026-11-01T02:30:00.123456-04:00",`+
 			`"received_at":"2026-11-01T06:30:01.123456Z","properties":{"total":1.10,"big":12345678901234567890123,"e":1E+2,"html":"<b>&","esc":"\u0041"},`+
 			`"correlation_id":"c-1","historical":true}}`, string(got.body))
-		require.Equal(t, contact.String(), got.orderKey)
+		require.Equal(t, contact, got.about)
 		require.NotContains(t, string(got.body), "secret-key")
 	})
 
@@ -39,7 +39,7 @@ func TestEnvelope(t *testing.T) {
 		require.Equal(t, `{"type":"messaging.message.bounced","timestamp":"2026-11-01T06:30:00.123456Z","data":{"send_id":"0190aaaa-0000-8000-8000-0000000000f1",`+
 			`"contact_id":"0190aaaa-0000-7000-8000-00000000000c","channel":"email","category":"transactional","status":"bounced",`+
 			`"occurred_at":"2026-11-01T06:30:00.123456Z","reason":"hard","correlation_id":"c-1","origin_event_id":"0190aaaa-0000-8000-8000-000000000001"}}`, string(got.body))
-		require.Equal(t, m.SendID.String(), got.orderKey)
+		require.Equal(t, m.SendID, got.about)
 	})
 
 	t.Run("WhatIsNoJSONIsTheRecordsFault", func(t *testing.T) {

@@ -147,6 +147,9 @@ func (s *settler) writeOnce(ctx context.Context, group []result) error {
 	err := pgx.BeginFunc(tctx, s.pool, func(tx pgx.Tx) error {
 		moved = nil
 		first, behind := split(group)
+		if err := byIndex(tctx, tx); err != nil {
+			return err
+		}
 		done, err := s.update(tctx, tx, first, nil)
 		if err != nil {
 			return err
@@ -154,7 +157,7 @@ func (s *settler) writeOnce(ctx context.Context, group []result) error {
 		if _, err = s.update(tctx, tx, behind, done); err != nil {
 			return err
 		}
-		if moved, err = promote(tctx, tx, s.d.horizon(time.Now()), finished(first, done)); err != nil {
+		if moved, err = promote(tctx, tx, s.d.since(time.Now()), finished(first, done)); err != nil {
 			return err
 		}
 		return logAttempts(tctx, tx, group)
@@ -194,11 +197,11 @@ func split(group []result) (first, behind []result) {
 
 // finished are the queues whose head came to its end and may have others that
 // wait for it: only rows that had to be claimed do.
-func finished(rs []result, done map[uuid.UUID]bool) []orderOf {
-	seen := map[orderOf]bool{}
-	var out []orderOf
+func finished(rs []result, done map[uuid.UUID]bool) []string {
+	seen := map[string]bool{}
+	var out []string
 	for _, r := range rs {
-		q := orderOf{r.it.endpoint, r.it.orderKey}
+		q := r.it.orderKey
 		final := r.verdict.outcome == delivered || r.verdict.outcome == failed
 		if final && r.it.claimed && done[r.it.id] && !seen[q] {
 			seen[q] = true
@@ -246,30 +249,23 @@ RETURNING d.delivery_id`
 	if err != nil {
 		return nil, err
 	}
-	done := make(map[uuid.UUID]bool, n)
-	var one uuid.UUID
-	_, err = pgx.ForEachRow(rows, []any{&one}, func() error { done[one] = true; return nil })
-	return done, err
+	return collectSet[uuid.UUID](rows, "update")
 }
 
 // promote gives the next row of each queue its turn, where it has no time of its
 // own, and says whose rows they are.
-func promote(ctx context.Context, tx pgx.Tx, since time.Time, queues []orderOf) ([]uuid.UUID, error) {
+func promote(ctx context.Context, tx pgx.Tx, since time.Time, queues []string) ([]uuid.UUID, error) {
 	if len(queues) == 0 {
 		return nil, nil
 	}
 	const sql = `UPDATE core.webhook_deliveries d SET next_attempt = statement_timestamp()
-FROM (SELECT head.created_at, head.delivery_id FROM unnest($2::uuid[], $3::text[]) AS q(endpoint_id, order_key)
+FROM (SELECT head.created_at, head.delivery_id FROM unnest($2::text[]) q
     CROSS JOIN LATERAL (SELECT e.created_at, e.delivery_id, e.next_attempt FROM core.webhook_deliveries e
-        WHERE e.created_at >= $1 AND e.endpoint_id = q.endpoint_id AND e.order_key = q.order_key AND e.state = 'pending'
-        ORDER BY e.seq LIMIT 1) head WHERE head.next_attempt IS NULL) n
+        WHERE e.created_at >= $1 AND e.order_key = q AND e.state = 'pending' ORDER BY e.seq LIMIT 1) head
+    WHERE head.next_attempt IS NULL) n
 WHERE d.created_at >= $1 AND d.created_at = n.created_at AND d.delivery_id = n.delivery_id AND d.state = 'pending'
 RETURNING d.endpoint_id`
-	endpoints, keys := make([]uuid.UUID, len(queues)), make([]string, len(queues))
-	for i, q := range queues {
-		endpoints[i], keys[i] = q.endpoint, q.key
-	}
-	rows, err := tx.Query(ctx, sql, since, endpoints, keys)
+	rows, err := tx.Query(ctx, sql, since, queues)
 	if err != nil {
 		return nil, err
 	}

@@ -1,9 +1,11 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -67,12 +69,12 @@ func (s stage) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err != nil || len(ds) == 0 {
 		return err
 	}
-	since := s.d.horizon(began)
+	since := s.d.sinceFor(began, ds)
 	busy, err := elsewhere(ctx, tx, since, endpointsOf(ds), s.d.me)
 	if err != nil {
 		return err
 	}
-	var behind map[orderOf]bool
+	var behind map[string]bool
 	if len(busy) > 0 {
 		if behind, err = stalled(ctx, tx, since, queuesOf(ds, busy)); err != nil {
 			return err
@@ -145,26 +147,16 @@ func endpointsOf(ds []*delivery) []uuid.UUID {
 
 // queuesOf are the order keys of endpoints that have rows elsewhere, in one
 // order for every transaction that locks them.
-func queuesOf(ds []*delivery, busy map[uuid.UUID]bool) []orderOf {
-	seen := map[orderOf]bool{}
+func queuesOf(ds []*delivery, busy map[uuid.UUID]bool) []string {
+	seen := map[string]bool{}
 	for _, d := range ds {
 		if busy[d.endpoint] {
-			seen[orderOf{d.endpoint, d.orderKey}] = true
+			seen[d.orderKey] = true
 		}
 	}
-	out := make([]orderOf, 0, len(seen))
-	for q := range seen {
-		out = append(out, q)
-	}
-	slices.SortFunc(out, compareQueues)
-	return out
+	return slices.Sorted(maps.Keys(seen))
 }
 
 func keysOf(set map[uuid.UUID]bool) []uuid.UUID {
-	out := make([]uuid.UUID, 0, len(set))
-	for id := range set {
-		out = append(out, id)
-	}
-	slices.SortFunc(out, compareIDs)
-	return out
+	return slices.SortedFunc(maps.Keys(set), func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
 }

@@ -10,12 +10,16 @@ import (
 )
 
 // mendEvery is how often the table is looked over for what no lane would find.
-const mendEvery = time.Minute
+const mendEvery = 10 * time.Minute
+
+// lookEvery is how often the oldest day that has pending rows is looked for.
+const lookEvery = time.Minute
 
 // sweep looks for what is due until ctx ends: retries whose time has come, rows
 // whose process died, and rows of endpoints that are no more.
 func (d *Dispatcher) sweep(ctx context.Context) {
-	var mended time.Time
+	var looked time.Time
+	mended := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -23,9 +27,13 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 		case <-time.After(d.jitter(d.cfg.Sweep)):
 		}
 		err := d.sweepOnce(ctx)
+		if err == nil && time.Since(looked) > lookEvery {
+			looked = time.Now()
+			d.lanes.tidy(looked)
+			err = d.lookBack(ctx)
+		}
 		if err == nil && time.Since(mended) > mendEvery {
 			mended = time.Now()
-			d.lanes.tidy(mended)
 			err = d.mend(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
@@ -49,21 +57,27 @@ SELECT w.endpoint_id, e.endpoint_id IS NOT NULL AND e.disabled_at IS NULL,
     EXISTS (SELECT FROM core.webhook_deliveries d WHERE d.created_at >= $1 AND d.endpoint_id = w.endpoint_id AND d.state = 'pending'
         AND d.next_attempt <= statement_timestamp() AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp()))
 FROM waiting w LEFT JOIN core.webhook_endpoints e USING (endpoint_id) WHERE w.endpoint_id IS NOT NULL`
-	rows, err := d.deps.Pool.Query(ctx, sql, d.horizon(time.Now()))
-	if err != nil {
-		return fmt.Errorf("look for webhooks that are due: %w", err)
-	}
 	var due, ended []uuid.UUID
-	var id uuid.UUID
-	var usable, ready bool
-	_, err = pgx.ForEachRow(rows, []any{&id, &usable, &ready}, func() error {
-		switch {
-		case !usable:
-			ended = append(ended, id)
-		case ready:
-			due = append(due, id)
+	err := pgx.BeginFunc(ctx, d.deps.Pool, func(tx pgx.Tx) error {
+		if err := byIndex(ctx, tx); err != nil {
+			return err
 		}
-		return nil
+		rows, err := tx.Query(ctx, sql, d.since(time.Now()))
+		if err != nil {
+			return err
+		}
+		var id uuid.UUID
+		var usable, ready bool
+		_, err = pgx.ForEachRow(rows, []any{&id, &usable, &ready}, func() error {
+			switch {
+			case !usable:
+				ended = append(ended, id)
+			case ready:
+				due = append(due, id)
+			}
+			return nil
+		})
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("look for webhooks that are due: %w", err)
@@ -83,11 +97,17 @@ FROM (SELECT created_at, delivery_id FROM core.webhook_deliveries
 WHERE d.created_at >= $1 AND d.created_at = r.created_at AND d.delivery_id = r.delivery_id`
 	for _, id := range endpoints {
 		for n := int64(page); n == page; {
-			tag, err := d.deps.Pool.Exec(ctx, sql, d.horizon(time.Now()), id, page)
+			err := pgx.BeginFunc(ctx, d.deps.Pool, func(tx pgx.Tx) error {
+				if err := byIndex(ctx, tx); err != nil {
+					return err
+				}
+				tag, err := tx.Exec(ctx, sql, d.since(time.Now()), id, page)
+				n = tag.RowsAffected()
+				return err
+			})
 			if err != nil {
 				return fmt.Errorf("cancel webhooks of an endpoint that ended: %w", err)
 			}
-			n = tag.RowsAffected()
 			d.metrics.deliveries.WithLabelValues("cancelled").Add(float64(n))
 		}
 	}
@@ -101,8 +121,7 @@ func (d *Dispatcher) mend(ctx context.Context) error {
 	defer cancel()
 	const orphans = `UPDATE core.webhook_deliveries d SET next_attempt = statement_timestamp()
 WHERE d.created_at >= $1 AND d.state = 'pending' AND d.next_attempt IS NULL
-    AND NOT EXISTS (SELECT FROM core.webhook_deliveries e WHERE e.created_at >= $1 AND e.endpoint_id = d.endpoint_id
-        AND e.order_key = d.order_key AND e.state = 'pending' AND e.seq < d.seq)`
+    AND NOT EXISTS (SELECT FROM core.webhook_deliveries e WHERE e.created_at >= $1 AND e.order_key = d.order_key AND e.state = 'pending' AND e.seq < d.seq)`
 	since := d.horizon(time.Now())
 	tag, err := d.deps.Pool.Exec(ctx, orphans, since)
 	if err != nil {

@@ -43,11 +43,12 @@ CREATE TABLE core.webhook_deliveries (
     PRIMARY KEY (created_at, delivery_id)
 ) PARTITION BY RANGE (created_at);
 CREATE INDEX webhook_deliveries_due ON core.webhook_deliveries (endpoint_id, next_attempt) WHERE state = 'pending';
-CREATE INDEX webhook_deliveries_order ON core.webhook_deliveries (endpoint_id, order_key, seq) WHERE state = 'pending';
+CREATE INDEX webhook_deliveries_order ON core.webhook_deliveries (order_key, seq) WHERE state = 'pending';
 CREATE INDEX webhook_deliveries_event ON core.webhook_deliveries (tenant_id, event_id);
 COMMENT ON TABLE core.webhook_deliveries IS 'One event to one endpoint; the id is derived from both, so a repeated record is the same delivery. By day.';
 COMMENT ON COLUMN core.webhook_deliveries.created_at IS 'When the event was received, to the millisecond, as the delivery_id begins: the same for every repetition.';
-COMMENT ON COLUMN core.webhook_deliveries.seq IS 'Place among the rows of an endpoint and order_key: the record''s offset.';
+COMMENT ON COLUMN core.webhook_deliveries.order_key IS 'Hash of the endpoint and the contact, or the send: rows of one key are delivered in order.';
+COMMENT ON COLUMN core.webhook_deliveries.seq IS 'Place among the rows of an order_key: the record''s offset.';
 COMMENT ON COLUMN core.webhook_deliveries.next_attempt IS 'Null while it waits behind an earlier row of its order_key; of a failed one, when it was given up.';
 INSERT INTO core.partitioned_tables VALUES ('core.webhook_deliveries', 'day', 8, 3, false);
 
