@@ -28,6 +28,7 @@ type effects struct {
 	mu    sync.Mutex
 	hook  func(ctx context.Context, b *Batch) error // before the rows
 	calls int
+	idle  string // idle_in_transaction_session_timeout of the last batch
 }
 
 func (e *effects) Decode(_ context.Context, r *kgo.Record) (any, error) {
@@ -42,7 +43,11 @@ func (e *effects) Apply(ctx context.Context, tx pgx.Tx, b *Batch) error {
 	e.mu.Lock()
 	e.calls++
 	hook := e.hook
+	err := tx.QueryRow(ctx, `SELECT current_setting('idle_in_transaction_session_timeout')`).Scan(&e.idle)
 	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	if hook != nil {
 		if err := hook(ctx, b); err != nil {
 			return err

@@ -125,6 +125,23 @@ func TestPositionIsTheFence(t *testing.T) {
 	b.appliedOnce(5)
 }
 
+// TestAPausedOwnerLetsGo: an owner that is stopped in the middle of a batch
+// (SIGSTOP, a long pause) holds the position's row, and its successor waits for
+// it: the database ends such a transaction by itself.
+func TestAPausedOwnerLetsGo(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.send(0, "a")
+	b.loop(nil)
+	b.awaitEffects(1)
+	b.stage.mu.Lock()
+	defer b.stage.mu.Unlock()
+	require.Equal(t, "15s", b.stage.idle)
+	var outside string
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT current_setting('idle_in_transaction_session_timeout')`).Scan(&outside))
+	require.Equal(t, "0", outside, "for the batch alone: a pooler's session keeps nothing")
+}
+
 // TestSleeperInsideAssignment is I8: a member that slept in its callback past
 // its session wakes and takes an epoch; the rightful owner goes on at once.
 func TestSleeperInsideAssignment(t *testing.T) {

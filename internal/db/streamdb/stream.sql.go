@@ -19,7 +19,7 @@ WITH moved AS (
 )
 INSERT INTO core.processed_jobs (id_time, worker, job_id, state, topic, topic_partition, owner_epoch, first_offset, last_offset)
 SELECT now(), 'stage:' || stage, $1, 'done', $2::text, $3::int, $4::bigint, $5::bigint, $6::bigint - 1
-FROM moved
+FROM moved WHERE set_config('idle_in_transaction_session_timeout', '15s', true) <> ''
 `
 
 type AdvancePositionParams struct {
@@ -36,7 +36,9 @@ type AdvancePositionParams struct {
 
 // The fence of a batch: moves the position by compare-and-set on epoch and
 // offset, and writes the batch's own row, in one statement. No row: another
-// owner has taken over.
+// owner has taken over. A process that is paused in the middle of a batch would
+// hold the row for as long as it sleeps, and its successor waits for it: the
+// transaction ends by itself when nothing is asked of it for so long.
 func (q *Queries) AdvancePosition(ctx context.Context, arg AdvancePositionParams) (int64, error) {
 	result, err := q.db.Exec(ctx, advancePosition,
 		arg.JobID,

@@ -16,7 +16,9 @@ WHERE stage = @stage AND topic = @topic AND partition = @partition;
 
 -- The fence of a batch: moves the position by compare-and-set on epoch and
 -- offset, and writes the batch's own row, in one statement. No row: another
--- owner has taken over.
+-- owner has taken over. A process that is paused in the middle of a batch would
+-- hold the row for as long as it sleeps, and its successor waits for it: the
+-- transaction ends by itself when nothing is asked of it for so long.
 -- name: AdvancePosition :execrows
 WITH moved AS (
     UPDATE core.stream_positions SET next_offset = @next_offset, leader_epoch = @leader_epoch, updated_at = now()
@@ -25,7 +27,7 @@ WITH moved AS (
 )
 INSERT INTO core.processed_jobs (id_time, worker, job_id, state, topic, topic_partition, owner_epoch, first_offset, last_offset)
 SELECT now(), 'stage:' || stage, @job_id, 'done', @topic::text, @partition::int, @epoch::bigint, @from_offset::bigint, sqlc.arg(next_offset)::bigint - 1
-FROM moved;
+FROM moved WHERE set_config('idle_in_transaction_session_timeout', '15s', true) <> '';
 
 -- Reads a position back after a commit of unknown outcome. The row lock waits for
 -- a transaction that is still on its way.
