@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"go.uber.org/goleak"
@@ -16,6 +21,7 @@ import (
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/internal/signature"
 	"github.com/softcrum/carril/internal/testkit"
 )
 
@@ -157,4 +163,57 @@ func TestWebhooks(t *testing.T) {
 	require.EqualValues(t, 40, rep.More[0].Count)
 	require.Zero(t, rep.More[0].Errors)
 	require.Empty(t, rep.Notes)
+}
+
+// A batch of which an event was refused is answered 202 all the same, and must
+// not count.
+func TestPartialBatchIsAnError(t *testing.T) {
+	t.Parallel()
+	answer := `{"accepted":500,"rejected":0,"results":[]}`
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = io.WriteString(w, answer)
+	}))
+	t.Cleanup(s.Close)
+	body, err := batchBody(400, time.Now())
+	require.NoError(t, err)
+	g := allAccepted(posts(hostOf(s.URL), "/", []tenant{{key: "k"}}, 1, body))
+	t.Cleanup(g.close)
+	require.NoError(t, g.ops[0](t.Context()))
+	answer = `{"accepted":499,"rejected":1,"results":[]}`
+	require.Equal(t, "rejected", bench.Class(g.ops[0](t.Context())))
+}
+
+func TestReceiver(t *testing.T) {
+	t.Parallel()
+	r, err := startReceiver(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(r.stop)
+	secret := signature.NewSecret()
+	r.expect([]signature.Secret{secret})
+	id := uuid.New()
+	arrived := r.wait(id)
+	body := []byte(`{"data":{"event_id":"` + id.String() + `"}}`)
+	post := func(sig string) int {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.url(0), bytes.NewReader(body))
+		require.NoError(t, err)
+		req.Header.Set(signature.HeaderID, "d-1")
+		req.Header.Set(signature.HeaderTimestamp, strconv.FormatInt(time.Now().Unix(), 10))
+		req.Header.Set(signature.HeaderSignature, sig)
+		resp, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+	require.Equal(t, http.StatusUnauthorized, post(signature.Sign(signature.NewSecret(), "d-1", time.Now(), body)))
+	require.Equal(t, 1, r.refused())
+	select {
+	case <-arrived:
+		require.Fail(t, "a forged delivery counts")
+	default:
+	}
+	require.Equal(t, http.StatusNoContent, post(signature.Sign(secret, "d-1", time.Now(), body)))
+	<-arrived
+	require.Equal(t, body, r.first())
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 }
