@@ -237,8 +237,32 @@ func (e *e2e) collect(ctx context.Context, door *bench.Stats, start time.Time) (
 		m.way.Latency.Record(got.Sub(at))
 		m.way.Elapsed = max(m.way.Elapsed, got.Sub(start))
 	}
+	if err := e.settle(ctx, len(asked)); err != nil {
+		return m, err
+	}
 	m.steps, err = e.steps(ctx, asked)
 	return m, err
+}
+
+// settle waits until the system has written down what the provider answered:
+// that commit comes after the request that is measured.
+func (e *e2e) settle(ctx context.Context, sends int) error {
+	const sql = `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at >= now() - interval '1 day' AND status = 'sent'`
+	for end := time.Now().Add(e2eStall); time.Now().Before(end); {
+		var n int
+		if err := e.pool.QueryRow(ctx, sql).Scan(&n); err != nil {
+			return fmt.Errorf("count what was sent: %w", err)
+		}
+		if n >= sends {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
 }
 
 // asked gives when the provider was first asked for the message that each event
