@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"sync"
 	"testing"
@@ -41,11 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	testkit.Main(m, func() error {
-		// The registry's client keeps its connections in the default transport.
-		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-		return goleak.Find()
-	})
+	testkit.Main(m, func() error { return goleak.Find() })
 }
 
 // bench is a test's own rail: database, topics, registry, buckets and a

@@ -17,6 +17,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"sync"
 	"testing"
@@ -48,6 +49,8 @@ func Main(m *testing.M, checks ...func() error) {
 		fmt.Fprintln(os.Stderr, "testkit:", err)
 		code = max(code, 1)
 	}
+	// Clients of libraries keep idle connections in the default transport.
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	for _, check := range checks {
 		if code != 0 {
 			break
