@@ -12,8 +12,9 @@ import (
 // Config of a pool.
 type Config struct {
 	URL      string
-	MaxConns int32         // default 8
-	Acquire  time.Duration // longest wait for a new connection; default 5 s
+	MaxConns int32           // default 8
+	Acquire  time.Duration   // longest wait for a new connection; default 5 s
+	Tracer   pgx.QueryTracer // hears of every statement; nil: nobody does
 }
 
 // Open makes a pool; it does not wait for the database to be there.
@@ -33,6 +34,11 @@ func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
 	pc.MaxConnLifetime = 30 * time.Minute
 	pc.HealthCheckPeriod = 15 * time.Second
 	pc.ConnConfig.ConnectTimeout = c.Acquire
+	pc.ConnConfig.Tracer = c.Tracer
+	pc.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		registerUUID(conn.TypeMap())
+		return nil
+	}
 	p, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open the PostgreSQL pool: %w", err)

@@ -3,7 +3,6 @@ package benchmarks
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/softcrum/carril/internal/bench"
+	"github.com/softcrum/carril/internal/pg"
 )
 
 // statements keeps the time of every statement of a pool, by what it does to
@@ -30,15 +30,10 @@ type timing struct {
 
 // tracedPool opens a pool whose statements are timed.
 func tracedPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, *statements, error) {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, nil, fmt.Errorf("parse the PostgreSQL URL: %w", err)
-	}
 	s := &statements{seen: map[string]*timing{}}
-	cfg.MaxConns, cfg.ConnConfig.Tracer = conns, s
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	pool, err := pg.Open(ctx, pg.Config{URL: url, MaxConns: conns, Tracer: s})
 	if err != nil {
-		return nil, nil, fmt.Errorf("open the PostgreSQL pool: %w", err)
+		return nil, nil, err
 	}
 	return pool, s, nil
 }
