@@ -1,6 +1,8 @@
 package webhook
 
-import "context"
+import (
+	"context"
+)
 
 // Die makes the dispatcher a process that was killed: it attempts nothing more,
 // and nothing that it knows reaches the database.
@@ -14,3 +16,12 @@ func (d *Dispatcher) Die() {
 // BlockedFor is for how long a direct delivery may arrive behind one that went
 // back.
 const BlockedFor = blockedFor
+
+// The statements whose plans are looked at.
+const (
+	DueSQL    = dueSQL
+	UpdateSQL = updateSQL
+)
+
+// ByIndex is what claims do first.
+var ByIndex = byIndex

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -171,6 +172,7 @@ type mirror struct {
 	codec    *schemas.Codec
 	producer *kgo.Client
 	cfg      webhook.Config
+	log      *slog.Logger
 }
 
 func newMirror(t testing.TB, cfg webhook.Config) *mirror {
@@ -184,7 +186,7 @@ func newMirrorWith(t testing.TB, cfg webhook.Config, g guard.Config, r guard.Res
 	if cfg.Sweep == 0 {
 		cfg.Sweep = 50 * time.Millisecond
 	}
-	m := &mirror{bench: newBenchWith(t, g, r), kafka: kafka.Config{Brokers: broker.Brokers, Prefix: broker.Prefix, SingleNode: true}, cfg: cfg}
+	m := &mirror{bench: newBenchWith(t, g, r), kafka: kafka.Config{Brokers: broker.Brokers, Prefix: broker.Prefix, SingleNode: true}, cfg: cfg, log: testkit.Logger(t)}
 	var err error
 	m.producer, err = m.kafka.NewProducer()
 	require.NoError(t, err)
@@ -204,7 +206,7 @@ func (m *mirror) dispatcher(cfg webhook.Config) *webhook.Dispatcher {
 	pool, err := pgxpool.NewWithConfig(context.Background(), m.pool.Config())
 	require.NoError(m.t, err)
 	m.t.Cleanup(pool.Close)
-	d, err := webhook.New(cfg, webhook.Deps{Pool: pool, Codec: m.codec, Guard: m.guard, Keys: m.keys, Log: testkit.Logger(m.t), Metrics: prometheus.NewRegistry()})
+	d, err := webhook.New(cfg, webhook.Deps{Pool: pool, Codec: m.codec, Guard: m.guard, Keys: m.keys, Log: m.log, Metrics: prometheus.NewRegistry()})
 	require.NoError(m.t, err)
 	return d
 }
@@ -228,7 +230,7 @@ func background(t testing.TB, run func(ctx context.Context) error) (stop func())
 func (m *mirror) consume(d *webhook.Dispatcher) (stop func()) {
 	m.t.Helper()
 	l, err := stream.New(stream.Config{Stage: webhook.Stage, Topics: webhook.Topics(), Backoff: 5 * time.Millisecond}, stream.Deps{
-		Kafka: m.kafka, Pool: m.pool, Sink: outbox.ClientSink{Client: m.producer}, Handler: d.Handler(), Log: testkit.Logger(m.t)})
+		Kafka: m.kafka, Pool: m.pool, Sink: outbox.ClientSink{Client: m.producer}, Handler: d.Handler(), Log: m.log})
 	require.NoError(m.t, err)
 	return background(m.t, l.Run)
 }
@@ -306,7 +308,7 @@ func (m *mirror) behindProxy(cfg webhook.Config) (*testkit.Proxy, *webhook.Dispa
 	pool, err := pgxpool.NewWithConfig(context.Background(), pc)
 	require.NoError(m.t, err)
 	m.t.Cleanup(pool.Close)
-	d, err := webhook.New(cfg, webhook.Deps{Pool: pool, Codec: m.codec, Guard: m.guard, Keys: m.keys, Log: testkit.Logger(m.t), Metrics: prometheus.NewRegistry()})
+	d, err := webhook.New(cfg, webhook.Deps{Pool: pool, Codec: m.codec, Guard: m.guard, Keys: m.keys, Log: m.log, Metrics: prometheus.NewRegistry()})
 	require.NoError(m.t, err)
 	return proxy, d
 }

@@ -198,6 +198,31 @@ func TestLanes(t *testing.T) {
 		require.Equal(t, got[0].body, got[1].body)
 	})
 
+	t.Run("ALeaseThatIsLostIsLeftToItsNewHolder_ButDeliveredIsDelivered", func(t *testing.T) {
+		t.Parallel()
+		m := newMirror(t, quick(3))
+		answers := make(chan int)
+		s := newSink(t, func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case status := <-answers:
+				w.WriteHeader(status)
+			case <-r.Context().Done():
+			}
+		})
+		m.endpoint(m.tenant, s.URL)
+		m.run()
+		for i, status := range []int{http.StatusInternalServerError, http.StatusOK} {
+			e := m.event(m.tenant, fmt.Sprint(i), fmt.Sprint(i))
+			send(m, schemas.TopicEventTracked, m.tenant, e)
+			m.eventually("attempted", func() bool { return s.count() == i+1 })
+			m.exec(`UPDATE core.webhook_deliveries SET lease = $2 WHERE event_id = $1`, e.EventID, ids.New())
+			answers <- status
+			m.await(i+1, `SELECT count(*) FROM core.webhook_attempts`)
+			require.Equal(t, i, m.count(`SELECT count(*) FROM core.webhook_deliveries WHERE event_id = $1 AND state = 'delivered' AND attempts = 1`, e.EventID))
+			require.Equal(t, 1-i, m.count(`SELECT count(*) FROM core.webhook_deliveries WHERE event_id = $1 AND state = 'pending' AND attempts = 0 AND lease IS NOT NULL`, e.EventID))
+		}
+	})
+
 	t.Run("AStopGivesEverythingBackAndCostsNothing", func(t *testing.T) { // P9, P10
 		t.Parallel()
 		cfg := quick(0)

@@ -79,7 +79,7 @@ func TestRetries(t *testing.T) {
 
 	t.Run("GoneDisablesAndCancelsAndIsTold", func(t *testing.T) {
 		t.Parallel()
-		m := newMirror(t, quick(5))
+		m := newMirror(t, quick(1000))
 		gone, fine := newSink(t, status(http.StatusInternalServerError)), newSink(t, nil)
 		e, _ := m.endpoint(m.tenant, gone.URL)
 		m.endpoint(m.tenant, fine.URL)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -146,18 +148,18 @@ func (s *settler) writeOnce(ctx context.Context, group []result) error {
 	var moved []uuid.UUID // endpoints that have rows to claim now
 	err := pgx.BeginFunc(tctx, s.pool, func(tx pgx.Tx) error {
 		moved = nil
-		first, behind := split(group)
-		if err := byIndex(tctx, tx); err != nil {
-			return err
+		done := map[uuid.UUID]bool{}
+		var ended []string
+		for _, layer := range layers(group) {
+			written, err := s.update(tctx, tx, layer, done)
+			if err != nil {
+				return err
+			}
+			ended = append(ended, finished(layer, written)...)
+			maps.Copy(done, written)
 		}
-		done, err := s.update(tctx, tx, first, nil)
-		if err != nil {
-			return err
-		}
-		if _, err = s.update(tctx, tx, behind, done); err != nil {
-			return err
-		}
-		if moved, err = promote(tctx, tx, s.d.since(time.Now()), finished(first, done)); err != nil {
+		var err error
+		if moved, err = promote(tctx, tx, s.d.since(time.Now()), ended); err != nil {
 			return err
 		}
 		return logAttempts(tctx, tx, group)
@@ -183,16 +185,23 @@ func (s *settler) after(ctx context.Context, group []result, moved []uuid.UUID) 
 	s.d.lanes.poke(moved)
 }
 
-// split puts those that wait for another's result last.
-func split(group []result) (first, behind []result) {
+// layers puts results that must be written one after the other into statements
+// of their own: those that wait for another's, and a second of one delivery.
+func layers(group []result) [][]result {
+	var out [][]result
+	seen := map[uuid.UUID]int{}
 	for _, r := range group {
+		at := seen[r.it.id]
 		if r.head != nil {
-			behind = append(behind, r)
-		} else {
-			first = append(first, r)
+			at = max(at, 1)
 		}
+		for len(out) <= at {
+			out = append(out, nil)
+		}
+		out[at] = append(out[at], r)
+		seen[r.it.id] = at + 1
 	}
-	return first, behind
+	return out
 }
 
 // finished are the queues whose head came to its end and may have others that
@@ -211,6 +220,19 @@ func finished(rs []result, done map[uuid.UUID]bool) []string {
 	return out
 }
 
+const updateSQL = `INSERT INTO core.webhook_deliveries AS d (` + rowColumns + `, attempts, next_attempt, last_error)
+SELECT ` + sameRow + `, r.state, r.counted, CASE WHEN r.behind OR r.state = 'delivered' THEN NULL ELSE statement_timestamp() + r.wait END, nullif(r.error, '')
+FROM unnest($4::timestamptz[], $5::uuid[], $6::text[], $7::integer[], $8::interval[], $9::boolean[], $10::text[])
+    AS r(created_at, delivery_id, state, counted, wait, behind, error)
+CROSS JOIN LATERAL (SELECT * FROM core.webhook_deliveries w
+    WHERE w.created_at >= $1 AND w.created_at <= $2 AND w.created_at = r.created_at AND w.delivery_id = r.delivery_id LIMIT 1) x
+ON CONFLICT (created_at, delivery_id) DO UPDATE SET state = EXCLUDED.state, attempts = d.attempts + EXCLUDED.attempts,
+    next_attempt = EXCLUDED.next_attempt, lease = NULL, lease_until = NULL,
+    delivered_at = CASE WHEN EXCLUDED.state = 'delivered' THEN statement_timestamp() END,
+    last_error = CASE WHEN EXCLUDED.state = 'delivered' THEN NULL ELSE coalesce(EXCLUDED.last_error, d.last_error) END
+WHERE d.state = 'pending' AND (d.lease = $3 OR EXCLUDED.state = 'delivered')
+RETURNING d.delivery_id`
+
 // update writes the rows. A row that another process has leased meanwhile is
 // left to it, unless it was delivered: that is true whoever holds it. behind
 // says which heads were put off in this transaction: what is released behind one
@@ -219,15 +241,6 @@ func (s *settler) update(ctx context.Context, tx pgx.Tx, rs []result, heads map[
 	if len(rs) == 0 {
 		return nil, nil
 	}
-	const sql = `UPDATE core.webhook_deliveries d SET state = r.state, attempts = d.attempts + r.counted,
-    next_attempt = CASE WHEN r.behind OR r.state = 'delivered' THEN NULL ELSE statement_timestamp() + r.wait END,
-    lease = NULL, lease_until = NULL, delivered_at = CASE WHEN r.state = 'delivered' THEN statement_timestamp() END,
-    last_error = CASE WHEN r.state = 'delivered' THEN NULL ELSE coalesce(nullif(r.error, ''), d.last_error) END
-FROM unnest($4::timestamptz[], $5::uuid[], $6::text[], $7::integer[], $8::interval[], $9::boolean[], $10::text[])
-    AS r(created_at, delivery_id, state, counted, wait, behind, error)
-WHERE d.created_at >= $1 AND d.created_at <= $2 AND d.created_at = r.created_at AND d.delivery_id = r.delivery_id
-    AND d.state = 'pending' AND (d.lease = $3 OR r.state = 'delivered')
-RETURNING d.delivery_id`
 	n := len(rs)
 	created, id, state, counted := make([]time.Time, n), make([]uuid.UUID, n), make([]string, n), make([]int32, n)
 	wait, behind, cause := make([]time.Duration, n), make([]bool, n), make([]string, n)
@@ -245,7 +258,7 @@ RETURNING d.delivery_id`
 			to = created[i]
 		}
 	}
-	rows, err := tx.Query(ctx, sql, from, to, s.d.me, created, id, state, counted, wait, behind, cause)
+	rows, err := tx.Query(ctx, updateSQL, from, to, s.d.me, created, id, state, counted, wait, behind, cause)
 	if err != nil {
 		return nil, err
 	}
@@ -258,13 +271,16 @@ func promote(ctx context.Context, tx pgx.Tx, since time.Time, queues []string) (
 	if len(queues) == 0 {
 		return nil, nil
 	}
-	const sql = `UPDATE core.webhook_deliveries d SET next_attempt = statement_timestamp()
-FROM (SELECT head.created_at, head.delivery_id FROM unnest($2::text[]) q
-    CROSS JOIN LATERAL (SELECT e.created_at, e.delivery_id, e.next_attempt FROM core.webhook_deliveries e
-        WHERE e.created_at >= $1 AND e.order_key = q AND e.state = 'pending' ORDER BY e.seq LIMIT 1) head
-    WHERE head.next_attempt IS NULL) n
-WHERE d.created_at >= $1 AND d.created_at = n.created_at AND d.delivery_id = n.delivery_id AND d.state = 'pending'
+	const sql = `INSERT INTO core.webhook_deliveries AS d (` + rowColumns + `)
+SELECT ` + sameRow + `, 'pending' FROM unnest($2::text[]) q
+CROSS JOIN LATERAL (SELECT * FROM core.webhook_deliveries w
+    WHERE w.created_at >= $1 AND w.order_key = q AND w.state = 'pending' ORDER BY w.seq LIMIT 1) x
+WHERE x.next_attempt IS NULL
+ON CONFLICT (created_at, delivery_id) DO UPDATE SET next_attempt = statement_timestamp()
+WHERE d.state = 'pending' AND d.next_attempt IS NULL
 RETURNING d.endpoint_id`
+	slices.Sort(queues)
+	queues = slices.Compact(queues)
 	rows, err := tx.Query(ctx, sql, since, queues)
 	if err != nil {
 		return nil, err

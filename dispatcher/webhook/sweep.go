@@ -91,23 +91,18 @@ const page = 1000
 
 // cancel ends what waits for endpoints that are disabled or gone.
 func (d *Dispatcher) cancel(ctx context.Context, endpoints []uuid.UUID) error {
-	const sql = `UPDATE core.webhook_deliveries d SET state = 'cancelled', lease = NULL, lease_until = NULL, next_attempt = statement_timestamp()
-FROM (SELECT created_at, delivery_id FROM core.webhook_deliveries
-    WHERE created_at >= $1 AND endpoint_id = $2 AND state = 'pending' LIMIT $3 FOR UPDATE SKIP LOCKED) r
-WHERE d.created_at >= $1 AND d.created_at = r.created_at AND d.delivery_id = r.delivery_id`
+	const sql = `INSERT INTO core.webhook_deliveries AS d (` + rowColumns + `)
+SELECT ` + sameRow + `, 'cancelled' FROM (SELECT * FROM core.webhook_deliveries w
+    WHERE w.created_at >= $1 AND w.endpoint_id = $2 AND w.state = 'pending' LIMIT $3) x
+ON CONFLICT (created_at, delivery_id) DO UPDATE SET state = 'cancelled', lease = NULL, lease_until = NULL, next_attempt = statement_timestamp()
+WHERE d.state = 'pending'`
 	for _, id := range endpoints {
 		for n := int64(page); n == page; {
-			err := pgx.BeginFunc(ctx, d.deps.Pool, func(tx pgx.Tx) error {
-				if err := byIndex(ctx, tx); err != nil {
-					return err
-				}
-				tag, err := tx.Exec(ctx, sql, d.since(time.Now()), id, page)
-				n = tag.RowsAffected()
-				return err
-			})
+			tag, err := d.deps.Pool.Exec(ctx, sql, d.since(time.Now()), id, page)
 			if err != nil {
 				return fmt.Errorf("cancel webhooks of an endpoint that ended: %w", err)
 			}
+			n = tag.RowsAffected()
 			d.metrics.deliveries.WithLabelValues("cancelled").Add(float64(n))
 		}
 	}

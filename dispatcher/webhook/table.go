@@ -69,11 +69,7 @@ type rowKey struct {
 	id        uuid.UUID
 }
 
-// due finds what may be claimed: the heads that are due, soonest first, each
-// with the rows behind it up to one that has a time of its own to wait for. A
-// row that is due and not at the head of its key is passed over.
-func (t *table) due(ctx context.Context, tx pgx.Tx, since time.Time, endpoint uuid.UUID, n int) (out []rowKey, full bool, err error) {
-	const sql = `WITH due AS MATERIALIZED (
+const dueSQL = `WITH due AS MATERIALIZED (
     SELECT d.order_key, d.delivery_id, d.next_attempt FROM core.webhook_deliveries d
     WHERE d.created_at >= $1 AND d.endpoint_id = $2 AND d.state = 'pending' AND d.next_attempt <= statement_timestamp()
         AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp())
@@ -87,7 +83,12 @@ CROSS JOIN LATERAL (SELECT e.created_at, e.delivery_id, (e.next_attempt IS NULL 
         AND (e.lease_until IS NULL OR e.lease_until <= statement_timestamp()) AS free
     FROM core.webhook_deliveries e
     WHERE e.created_at >= $1 AND e.order_key = heads.order_key AND e.state = 'pending' ORDER BY e.seq LIMIT $4) r`
-	rows, err := tx.Query(ctx, sql, since, endpoint, n, min(n, maxRun), lookAhead)
+
+// due finds what may be claimed: the heads that are due, soonest first, each
+// with the rows behind it up to one that has a time of its own to wait for. A
+// row that is due and not at the head of its key is passed over.
+func (t *table) due(ctx context.Context, tx pgx.Tx, since time.Time, endpoint uuid.UUID, n int) (out []rowKey, full bool, err error) {
+	rows, err := tx.Query(ctx, dueSQL, since, endpoint, n, min(n, maxRun), lookAhead)
 	if err != nil {
 		return nil, false, err
 	}
@@ -108,11 +109,13 @@ CROSS JOIN LATERAL (SELECT e.created_at, e.delivery_id, (e.next_attempt IS NULL 
 
 // take leases rows and reads them, in the order of each key.
 func (t *table) take(ctx context.Context, tx pgx.Tx, due []rowKey) ([]*delivery, error) {
-	const sql = `UPDATE core.webhook_deliveries d SET lease = $4, lease_until = statement_timestamp() + $5::interval,
+	const sql = `INSERT INTO core.webhook_deliveries AS d (` + rowColumns + `)
+SELECT ` + sameRow + `, 'pending' FROM unnest($2::timestamptz[], $3::uuid[]) AS r(created_at, delivery_id)
+CROSS JOIN LATERAL (SELECT * FROM core.webhook_deliveries w
+    WHERE w.created_at >= $1 AND w.created_at = r.created_at AND w.delivery_id = r.delivery_id LIMIT 1) x
+ON CONFLICT (created_at, delivery_id) DO UPDATE SET lease = $4, lease_until = statement_timestamp() + $5::interval,
     next_attempt = coalesce(d.next_attempt, statement_timestamp())
-FROM unnest($2::timestamptz[], $3::uuid[]) AS r(created_at, delivery_id)
-WHERE d.created_at >= $1 AND d.created_at = r.created_at AND d.delivery_id = r.delivery_id AND d.state = 'pending'
-    AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp())
+WHERE d.state = 'pending' AND (d.lease_until IS NULL OR d.lease_until <= statement_timestamp())
 RETURNING d.created_at, d.delivery_id, d.endpoint_id, d.tenant_id, d.event_id, d.event_type, d.order_key, d.seq, d.body, d.attempts`
 	created, id := make([]time.Time, len(due)), make([]uuid.UUID, len(due))
 	for i, r := range due {
@@ -132,6 +135,16 @@ RETURNING d.created_at, d.delivery_id, d.endpoint_id, d.tenant_id, d.event_id, d
 	})
 	return ds, err
 }
+
+// Rows are updated by their keys through INSERT … ON CONFLICT DO UPDATE, of rows
+// that were just found: it goes by the primary key whatever the planner thinks.
+// An UPDATE that is joined with the list of keys does not: without statistics of
+// the day it reads all that the day holds (500 rows of 20,000: 269 ms; this way
+// 20). The body is not copied.
+const (
+	rowColumns = `created_at, delivery_id, endpoint_id, tenant_id, order_key, seq, event_type, event_id, body, state`
+	sameRow    = `x.created_at, x.delivery_id, x.endpoint_id, x.tenant_id, x.order_key, x.seq, x.event_type, x.event_id, ''::bytea`
+)
 
 // byIndex makes the transaction's plans go through the indexes, row by row. A
 // day's partition is written and read long before it has statistics; without

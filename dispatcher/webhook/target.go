@@ -55,7 +55,9 @@ func (c *targetCache) get(ctx context.Context) (*target, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	changes := c.d.changes.Load()
-	if c.have != nil && c.seen == changes && time.Since(c.have.read) < targetLife {
+	// A disabled one is always read again: it may be enabled by now, and what is
+	// cancelled is not taken back.
+	if c.have != nil && c.have.usable && c.seen == changes && time.Since(c.have.read) < targetLife {
 		return c.have, nil
 	}
 	t, err := c.read(ctx)
@@ -64,7 +66,7 @@ func (c *targetCache) get(ctx context.Context) (*target, error) {
 		c.have, c.seen = t, changes
 		c.heard(t.failingSince != nil)
 		return t, nil
-	case errors.Is(err, errSealed) || c.have == nil:
+	case errors.Is(err, errSealed) || c.have == nil || !c.have.usable:
 		return nil, err
 	}
 	return c.have, nil
