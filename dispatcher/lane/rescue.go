@@ -63,7 +63,7 @@ func empty(ctx context.Context, name string, held *lease.Lease, deps Deps) error
 	go func() { ended <- pub.Run(rctx) }()
 	defer func() {
 		stop()
-		_ = <-ended // it ends by its context
+		<-ended // by its context
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -57,7 +57,7 @@ func (w *Worker) takeOver(ctx context.Context, committed map[int32]int64) (map[i
 			begin, ok1 := begins.Lookup(topic, p)
 			end, ok2 := ends.Lookup(topic, p)
 			if !ok1 || !ok2 || begin.Err != nil || end.Err != nil {
-				return fmt.Errorf("offsets of %s/%d: %v, %v", topic, p, begin.Err, end.Err)
+				return fmt.Errorf("offsets of %s/%d: %w", topic, p, cmp.Or(errors.Join(begin.Err, end.Err), errNoAnswer))
 			}
 			s, err := w.takeOverOne(ctx, tx, p, committed[p], begin.Offset, end.Offset, d.ID)
 			if err != nil {

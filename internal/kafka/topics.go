@@ -57,8 +57,8 @@ func (c Config) Specs(channels []string, embedded bool) []Spec {
 	return specs
 }
 
-// CreateTopics makes every topic that the cluster lacks; it changes none that
-// exists. It gives the names it made.
+// CreateTopics makes every topic that the cluster lacks, and waits until the
+// cluster serves them; it changes none that exists. It gives the names it made.
 func CreateTopics(ctx context.Context, adm *kadm.Client, specs []Spec) ([]string, error) {
 	var made []string
 	for _, s := range specs {
@@ -77,7 +77,10 @@ func CreateTopics(ctx context.Context, adm *kadm.Client, specs []Spec) ([]string
 			return made, fmt.Errorf("create topic %s: %w", s.Name, r.Err)
 		}
 	}
-	return made, nil
+	if len(made) == 0 {
+		return nil, nil
+	}
+	return made, WaitForTopics(ctx, adm, made...)
 }
 
 // VerifyTopics checks that every topic is there, with the replication that a
@@ -124,13 +127,16 @@ func VerifyTopics(ctx context.Context, adm *kadm.Client, specs []Spec) error {
 	return errors.Join(errs...)
 }
 
-// WaitForTopics returns when the cluster's metadata shows every topic with a
-// leader for each partition: a create is acknowledged earlier than that.
+// WaitForTopics returns when every topic has a leader for each partition and the
+// leaders serve it: a create is acknowledged earlier than either.
 func WaitForTopics(ctx context.Context, adm *kadm.Client, names ...string) error {
 	for {
 		details, err := adm.ListTopics(ctx, names...)
 		if err == nil && allLed(details, names) {
-			return nil
+			ends, err := adm.ListEndOffsets(ctx, names...)
+			if err == nil && ends.Error() == nil {
+				return nil
+			}
 		}
 		select {
 		case <-ctx.Done():
