@@ -6,6 +6,9 @@ SHELL := /bin/bash
 
 # The packages to test: make test PKG=./internal/devstack
 PKG ?= ./...
+# Further flags of `go test`: TESTFLAGS="-p 1 -v" make test
+TESTFLAGS ?=
+export TESTFLAGS
 GOTOOL := go tool -modfile=internal/tools/go.mod
 
 ##@ Run
@@ -20,7 +23,7 @@ build: ## build bin/carril
 ##@ Test
 .PHONY: test
 test: bin/withstack ## test all packages against one embedded stack; PKG=./folder for some
-	exec bin/withstack -count -- go test -json $(PKG)
+	exec bin/withstack -count -- go test -json $(TESTFLAGS) $(PKG)
 
 .PHONY: test-kafka
 test-kafka: ## test against a real Kafka, registry, PostgreSQL and Redis, started for the run

@@ -36,7 +36,7 @@ set +a
 # The product reads these: a test gives them where it wants them.
 unset CARRIL_KAFKA_BROKERS CARRIL_REGISTRY_URL CARRIL_POSTGRES_URL CARRIL_REDIS_URL CARRIL_STORAGE_URL
 
-bin/withstack -external -count -- go test -json -count=1 -tags kafka "${@:-./...}" &
+bin/withstack -external -count -- go test -json -count=1 -timeout 20m -tags kafka ${TESTFLAGS:-} "${@:-./...}" &
 tests=$!
 status=0
 wait "$tests" || status=$?
