@@ -63,7 +63,9 @@ func empty(ctx context.Context, name string, held *lease.Lease, deps Deps) error
 	go func() { ended <- pub.Run(rctx) }()
 	defer func() {
 		stop()
-		<-ended // by its context
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			deps.Log.Warn("the relay of a rescued lane ended by itself", "lane", l.ID, "error", err)
+		}
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
