@@ -56,6 +56,8 @@ type bench struct {
 	fake     *fake
 	tenant   uuid.UUID
 
+	trimAfter time.Duration // of the sweep; 0: its default
+
 	mu  sync.Mutex
 	seq int
 }
@@ -397,7 +399,7 @@ func (b *bench) sweepWith(edit func(*sends.Config)) (stop func()) {
 		require.NoError(b.t, err)
 		stores = append(stores, s)
 	}
-	sw := rail.NewSweeper(rail.SweeperConfig{Channel: "email", Every: 20 * time.Millisecond, Reconcile: 200 * time.Millisecond, LostAfter: 2 * time.Second, Life: time.Second},
+	sw := rail.NewSweeper(rail.SweeperConfig{Channel: "email", Every: 20 * time.Millisecond, Reconcile: 200 * time.Millisecond, LostAfter: 2 * time.Second, Life: time.Second, TrimAfter: b.trimAfter, TrimEvery: 100 * time.Millisecond},
 		rail.SweeperDeps{Pool: pool, Kafka: b.kafka, Admin: kadm.NewClient(b.producer), Sink: outbox.ClientSink{Client: b.producer}, Stores: stores, Log: testkit.Logger(b.t)})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -426,9 +428,11 @@ func (b *bench) readTopic(topic string) (out []*kgo.Record) {
 	adm := kadm.NewClient(b.producer)
 	ends, err := adm.ListEndOffsets(context.Background(), b.kafka.Topic(topic))
 	require.NoError(b.t, err)
+	starts, err := adm.ListStartOffsets(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
 	left := map[int32]int64{}
 	ends.Each(func(o kadm.ListedOffset) {
-		if o.Offset > 0 {
+		if start, ok := starts.Lookup(o.Topic, o.Partition); ok && o.Offset > start.Offset {
 			left[o.Partition] = o.Offset
 		}
 	})

@@ -195,3 +195,21 @@ func TestFlushedRedis(t *testing.T) {
 		require.Equal(t, 1, b.fake.delivered(id))
 	}
 }
+
+// What is finished leaves its topic after a while, and nothing else does.
+func TestTrim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.trimAfter = time.Millisecond
+	_, stop := b.start(setup{})
+	b.enqueue(make([]job, 20)...)
+	b.await(20, "sent")
+	b.drained()
+	stop()
+	b.enqueue(make([]job, 5)...)
+	b.sweep()
+	b.eventually("the finished ones are gone", func() bool { return len(b.readTopic("notif.email.transactional")) == 5 })
+	b.start(setup{})
+	b.await(25, "sent")
+	require.Empty(t, b.fake.twice())
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kadm"
 
@@ -24,6 +25,8 @@ type SweeperConfig struct {
 	Every     time.Duration // default 250 ms
 	Reconcile time.Duration // how often lost records are looked for; default 30 s
 	LostAfter time.Duration // how long a job must have stood in the topic first; default 2 min
+	TrimAfter time.Duration // how long a finished record stays in its topic, at least the database's recovery point; default 24 h
+	TrimEvery time.Duration // default 10 min
 	Life      time.Duration // of the lease; default 5 s
 }
 
@@ -49,6 +52,8 @@ func NewSweeper(cfg SweeperConfig, deps SweeperDeps) *Sweeper {
 	cfg.Every = def(cfg.Every, 250*time.Millisecond)
 	cfg.Reconcile = def(cfg.Reconcile, 30*time.Second)
 	cfg.LostAfter = def(cfg.LostAfter, 2*time.Minute)
+	cfg.TrimAfter = def(cfg.TrimAfter, 24*time.Hour)
+	cfg.TrimEvery = def(cfg.TrimEvery, 10*time.Minute)
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
@@ -64,7 +69,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 func (s *Sweeper) work(ctx context.Context, l outbox.Lane, pub *outbox.Publisher) error {
 	tick := time.NewTicker(s.cfg.Every)
 	defer tick.Stop()
-	reconciled := time.Now()
+	reconciled, trimmed := time.Now(), time.Now()
 	for {
 		for _, store := range s.deps.Stores {
 			if err := s.once(ctx, store, l, pub); err != nil {
@@ -77,6 +82,14 @@ func (s *Sweeper) work(ctx context.Context, l outbox.Lane, pub *outbox.Publisher
 			for _, store := range s.deps.Stores {
 				if err := s.reconcile(ctx, store, l, pub); err != nil && ctx.Err() == nil {
 					s.deps.Log.Warn("lost records are not looked for", "rail", store.Worker(), "error", err)
+				}
+			}
+		}
+		if time.Since(trimmed) >= s.cfg.TrimEvery {
+			trimmed = time.Now()
+			for _, store := range s.deps.Stores {
+				if err := s.trim(ctx, store); err != nil && ctx.Err() == nil {
+					s.deps.Log.Warn("rail is not trimmed", "rail", store.Worker(), "error", err)
 				}
 			}
 		}
@@ -142,22 +155,9 @@ func (s *Sweeper) finishedUntil(ctx context.Context, store *sends.Store, at time
 	if err != nil {
 		return false, fmt.Errorf("list offsets of %s: %w", topic, err)
 	}
-	rows, err := s.deps.Pool.Query(ctx, `SELECT partition, next_offset FROM core.stream_positions WHERE stage = $1 AND topic = $2`, store.Worker(), topic)
+	next, err := s.positions(ctx, store)
 	if err != nil {
-		return false, fmt.Errorf("read the positions of %s: %w", topic, err)
-	}
-	defer rows.Close()
-	next := map[int32]int64{}
-	for rows.Next() {
-		var p int32
-		var n int64
-		if err := rows.Scan(&p, &n); err != nil {
-			return false, fmt.Errorf("read the positions of %s: %w", topic, err)
-		}
-		next[p] = n
-	}
-	if rows.Err() != nil {
-		return false, fmt.Errorf("read the positions of %s: %w", topic, rows.Err())
+		return false, err
 	}
 	done, seen := true, 0
 	listed.Each(func(o kadm.ListedOffset) {
@@ -169,4 +169,19 @@ func (s *Sweeper) finishedUntil(ctx context.Context, store *sends.Store, at time
 		return false, fmt.Errorf("offsets of %s, %d partitions answered: %w", topic, seen, err)
 	}
 	return done, nil
+}
+
+// positions reads where a rail's workers stand, by partition.
+func (s *Sweeper) positions(ctx context.Context, store *sends.Store) (map[int32]int64, error) {
+	rows, err := s.deps.Pool.Query(ctx, `SELECT partition, next_offset FROM core.stream_positions WHERE stage = $1 AND topic = $2`, store.Worker(), store.Topic())
+	if err != nil {
+		return nil, fmt.Errorf("read the positions of %s: %w", store.Worker(), err)
+	}
+	next := map[int32]int64{}
+	var p int32
+	var n int64
+	if _, err := pgx.ForEachRow(rows, []any{&p, &n}, func() error { next[p] = n; return nil }); err != nil {
+		return nil, fmt.Errorf("read the positions of %s: %w", store.Worker(), err)
+	}
+	return next, nil
 }
