@@ -40,6 +40,9 @@ type Config struct {
 	SettleAfter int           // a blast's first sends, after which it waits for their outcomes; default 500; negative: never
 	SettleShare float64       // of them with an outcome before it goes on; default 0.8
 	SettleFor   time.Duration // longest it waits for that; default 15 min
+	Watch       time.Duration // how often the outcomes of running blasts are judged; default 2 s
+	Bounces     float64       // share of the sends with an outcome above which a blast is paused; default 0.04
+	Complaints  float64       // likewise; default 0.001
 }
 
 // Deps is what a feeder works with.
@@ -90,6 +93,15 @@ func New(cfg Config, deps Deps) (*Feeder, error) {
 	if cfg.SettleFor == 0 {
 		cfg.SettleFor = 15 * time.Minute
 	}
+	if cfg.Watch == 0 {
+		cfg.Watch = 2 * time.Second
+	}
+	if cfg.Bounces == 0 {
+		cfg.Bounces = 0.04
+	}
+	if cfg.Complaints == 0 {
+		cfg.Complaints = 0.001
+	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
@@ -103,7 +115,14 @@ func (f *Feeder) Run(ctx context.Context) error {
 		func(ctx context.Context, l outbox.Lane, pub *outbox.Publisher) error {
 			tick := time.NewTicker(f.cfg.Every)
 			defer tick.Stop()
+			var watched time.Time
 			for {
+				if time.Since(watched) >= f.cfg.Watch {
+					watched = time.Now()
+					if err := f.watch(ctx); err != nil && ctx.Err() == nil {
+						f.deps.Log.Warn("blasts are not judged", "channel", f.cfg.Channel, "error", err)
+					}
+				}
 				n, err := f.Once(ctx, l)
 				switch {
 				case errors.Is(err, outbox.ErrFenced):

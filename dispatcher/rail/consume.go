@@ -262,11 +262,11 @@ func (w *Worker) release(partitions []int32, ours bool) {
 	}
 	w.ring.takeIf(func(it *item) bool { return going[it.entry.w.partition] == it.entry.w })
 	w.mu.Unlock()
-	deadline := time.NewTimer(w.cfg.Drain)
-	defer deadline.Stop()
+	dctx, done := context.WithTimeout(context.Background(), w.cfg.Drain)
 	for _, win := range going {
-		w.drain(win, deadline.C)
+		w.drain(dctx, win)
 	}
+	done()
 	if ours {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		w.commit(ctx, w.marks(going))
@@ -275,8 +275,8 @@ func (w *Worker) release(partitions []int32, ours bool) {
 	w.close(partitions)
 }
 
-// drain waits until nothing of a window is in a sender's hands.
-func (w *Worker) drain(win *window, deadline <-chan time.Time) {
+// drain waits until nothing of a window is in a sender's hands, or ctx ends.
+func (w *Worker) drain(ctx context.Context, win *window) {
 	for {
 		w.mu.Lock()
 		flying := win.flying
@@ -286,7 +286,7 @@ func (w *Worker) drain(win *window, deadline <-chan time.Time) {
 		}
 		select {
 		case <-win.idle:
-		case <-deadline:
+		case <-ctx.Done():
 			return
 		}
 	}

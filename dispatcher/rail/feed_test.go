@@ -207,4 +207,37 @@ func TestBlast(t *testing.T) {
 		b.await(6, "sent")
 		require.Equal(t, map[string]int{"sent": 60}, b.outcomes(id))
 	})
+	// I56
+	t.Run("IsPausedByItsBounces", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.statuses()
+		id := b.blast(b.tenant, 300, "running")
+		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter, c.Watch = 20, 100, 20*time.Millisecond })
+		b.start(setup{rail: schemas.RailMarketing})
+		b.await(5, "sent")
+		for i, send := range b.fake.order[:95] {
+			status := provider.StatusDelivered
+			if i%12 == 0 {
+				status = provider.StatusHardBounce
+			}
+			b.report(event{id: "o-" + send.String(), status: status, send: send, tenant: b.tenant})
+		}
+		b.eventually("the blast is paused", func() bool {
+			return b.count(`SELECT count(*) FROM messaging.blasts WHERE blast_id = $1 AND state = 'paused' AND state_reason = 'bounces'`, id) == 1
+		})
+		_, people := b.fake.count()
+		require.Less(t, people, 300)
+	})
+	t.Run("IsDoneWhenAllHasItsOutcome", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		id := b.blast(b.tenant, 25, "running")
+		b.feed(func(c *feeder.Config) { c.Watch = 20 * time.Millisecond })
+		b.start(setup{rail: schemas.RailMarketing})
+		b.eventually("the blast is done", func() bool {
+			return b.count(`SELECT count(*) FROM messaging.blasts WHERE blast_id = $1 AND state = 'done'`, id) == 1
+		})
+		require.Equal(t, map[string]int{"sent": 25}, b.outcomes(id))
+	})
 }

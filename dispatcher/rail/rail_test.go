@@ -205,6 +205,26 @@ func TestUncertain(t *testing.T) {
 		})
 	}
 
+	// The bytes go after a day; that their outcome was never known does not.
+	t.Run("IsForAPersonOnceItsBytesAreGone", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.fake.next(b.fake.takenButLost, fails(provider.Error{Class: provider.ClassConfiguration, Status: 401, Code: "invalid_api_key"}))
+		b.fake.set(func(int, provider.Request) (provider.Result, error) {
+			return provider.Result{}, &provider.Error{Class: provider.ClassConfiguration, Status: 401, Code: "invalid_api_key"}
+		})
+		id := b.enqueue(job{})[0]
+		_, stop := b.start(setup{cfg: func(c *rail.Config) { c.Recheck, c.Budget = 50*time.Millisecond, time.Minute }})
+		b.eventually("the key is refused after the loss", func() bool { n, _ := b.fake.count(); return n >= 3 })
+		stop()
+		b.exec(`DELETE FROM messaging.send_requests WHERE created_at > now() - interval '1 day'`)
+		b.fake.set(nil)
+		b.start(setup{})
+		b.await(1, "needs_review")
+		require.Equal(t, 1, b.fake.delivered(id))
+		require.Equal(t, 1, b.fake.keysOf(id))
+	})
+
 	t.Run("IsForAPersonWhenAPermanentRefusalFollows", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)

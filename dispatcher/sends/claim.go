@@ -102,8 +102,8 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Ve
 	if ok && old.settled == "" && (old.uncertain || c.job.state == StateClaimed) {
 		return s.reclaim(ctx, tx, c, old)
 	}
-	if c.job.generation > 0 && !ok && c.job.state == StateClaimed {
-		return Closed, s.review(ctx, tx, c, nil) // its bytes were dropped with their day
+	if c.job.generation > 0 && !ok && (c.job.state == StateClaimed || c.job.uncertain == c.job.generation) {
+		return Closed, s.review(ctx, tx, c, nil) // its bytes were dropped with their day, and they may have been taken
 	}
 	return s.freshClaim(ctx, tx, c, limit)
 }

@@ -29,9 +29,9 @@ func (s *Store) refill(ctx context.Context, tx pgx.Tx, tenant uuid.UUID) ([]outb
 	}
 	// Seldom does anything wait. What is missed by looking before the lock, the
 	// sweep finds within its interval.
-	const any = `SELECT EXISTS (SELECT FROM core.processed_jobs WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = $2 AND state = 'waiting')`
+	const look = `SELECT EXISTS (SELECT FROM core.processed_jobs WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = $2 AND state = 'waiting')`
 	var waits bool
-	if err := tx.QueryRow(ctx, any, s.worker, tenant).Scan(&waits); err != nil {
+	if err := tx.QueryRow(ctx, look, s.worker, tenant).Scan(&waits); err != nil {
 		return nil, fmt.Errorf("look for waiting jobs: %w", err)
 	}
 	if !waits {

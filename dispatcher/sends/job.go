@@ -22,6 +22,7 @@ type job struct {
 	category     string
 	alive        bool // claimed by a process that lives, inside its lease
 	lease        *uuid.UUID
+	uncertain    int // the last generation whose outcome was unknown; kept with the payload, since the bytes go after a day
 	payload      schemas.JobPayload
 	attempts     int
 	firstAttempt *time.Time
@@ -53,7 +54,11 @@ FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id =
 		j.TenantID = *tenant
 	}
 	if len(payload) > 0 {
-		if err := json.Unmarshal(payload, &j.payload); err != nil {
+		p := struct {
+			*schemas.JobPayload
+			Uncertain *int `json:"uncertain"`
+		}{&j.payload, &j.uncertain}
+		if err := json.Unmarshal(payload, &p); err != nil {
 			return j, false, fmt.Errorf("read the payload of job %s: %w", ref.JobID, err)
 		}
 	}

@@ -182,13 +182,14 @@ func (s *Store) queueStep(b *pgx.Batch, c *Claimed, step Step) {
 	const sql = `UPDATE core.processed_jobs SET state = $4, reason = nullif($5, ''), lease = NULL, lease_until = NULL,
     attempts = attempts + $6::int, first_attempt = CASE WHEN $6::int > 0 THEN coalesce(first_attempt, now()) ELSE first_attempt END,
     not_before = CASE WHEN $4 = 'parked' THEN clock_timestamp() + $7::interval END,
-    waited = CASE WHEN state = 'claimed' THEN waited ELSE ` + waitedSoFar + ` END, updated_at = now()
+    waited = CASE WHEN state = 'claimed' THEN waited ELSE ` + waitedSoFar + ` END, updated_at = now(),
+    payload = CASE WHEN $8 THEN jsonb_set(payload, '{uncertain}', to_jsonb(generation)) ELSE payload END
 WHERE id_time = $1 AND worker = $2 AND job_id = $3`
 	counted := 0
 	if step.Counted {
 		counted = 1
 	}
-	b.Queue(sql, c.job.at, s.worker, c.JobID, step.State, step.Reason, counted, step.Delay)
+	b.Queue(sql, c.job.at, s.worker, c.JobID, step.State, step.Reason, counted, step.Delay, step.Uncertain && c.frozen.generation > 0)
 	if c.frozen.generation > 0 {
 		s.queueSettled(b, c, step)
 	}

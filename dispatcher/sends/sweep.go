@@ -160,6 +160,11 @@ WHERE q.created_at > now() - interval '4 days' AND q.job_id = ANY($2) AND q.sett
 	if _, err := tx.Exec(ctx, uncertain, s.worker, jobs); err != nil {
 		return 0, nil, fmt.Errorf("mark requests of dead workers: %w", err)
 	}
+	const remember = `UPDATE core.processed_jobs SET payload = jsonb_set(payload, '{uncertain}', to_jsonb(generation))
+WHERE id_time > now() - interval '40 days' AND worker = $1 AND job_id = ANY($2) AND generation > 0`
+	if _, err := tx.Exec(ctx, remember, s.worker, jobs); err != nil {
+		return 0, nil, fmt.Errorf("mark jobs of dead workers: %w", err)
+	}
 	msgs, err := s.enqueue(ctx, tx, times, jobs)
 	return len(jobs), msgs, err
 }
