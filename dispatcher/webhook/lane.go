@@ -317,7 +317,7 @@ func (l *lane) idle(now time.Time) bool {
 			delete(l.blocked, key)
 		}
 	}
-	if len(l.held) > 0 || l.inflight > 0 || l.claiming || len(l.blocked) > 0 || l.breaker.wait > 0 || now.Before(l.paused) || now.Sub(l.used) < idleLane {
+	if len(l.held) > 0 || l.inflight > 0 || l.claiming || len(l.blocked) > 0 || now.Before(l.paused) || now.Sub(l.used) < idleLane {
 		return false
 	}
 	l.shut()

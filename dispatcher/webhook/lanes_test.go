@@ -97,16 +97,50 @@ func TestLanes(t *testing.T) {
 			}
 		}
 		m.awaitState("delivered", contacts*each)
-		next := map[string]int{}
-		for _, r := range taken() {
-			key := strings.SplitN(strings.SplitN(r.body, `"correlation_id":"corr-`, 2)[1], `"`, 2)[0]
-			var c, i int
-			_, err := fmt.Sscanf(key, "%d/%d", &c, &i)
-			require.NoError(t, err)
-			require.Equal(t, next[fmt.Sprint(c)], i, "contact %d", c)
-			next[fmt.Sprint(c)]++
+		requireOrder(t, taken(), contacts, each)
+	})
+
+	t.Run("TwoProcessesShareABacklogAndKeepTheOrder", func(t *testing.T) {
+		t.Parallel()
+		m := newMirror(t, quick(50))
+		var asked atomic.Int64
+		s := newSink(t, func(w http.ResponseWriter, _ *http.Request) {
+			if asked.Add(1)%7 == 0 {
+				w.WriteHeader(http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("X-Taken", "yes")
+		})
+		taken := record(s)
+		m.endpoint(m.tenant, s.URL)
+		stopLoop := m.consume(m.dispatcher(m.cfg)) // nobody runs its lanes: all of it waits
+		const contacts, each = 20, 15
+		for i := range each {
+			for c := range contacts {
+				send(m, schemas.TopicEventTracked, m.tenant, m.event(m.tenant, fmt.Sprintf("%d/%d", c, i), fmt.Sprint("contact-", c)))
+			}
 		}
-		require.Len(t, next, contacts)
+		m.await(contacts*each, `SELECT count(*) FROM core.webhook_deliveries WHERE lease IS NULL`)
+		stopLoop()
+		background(t, m.dispatcher(m.cfg).Run)
+		background(t, m.dispatcher(m.cfg).Run)
+		m.awaitState("delivered", contacts*each)
+		requireOrder(t, taken(), contacts, each)
+	})
+
+	t.Run("OneEventGoesToManyEndpoints", func(t *testing.T) {
+		t.Parallel()
+		cfg := quick(3)
+		cfg.Lease = time.Hour // what is leased and not handed over would never go
+		m := newMirror(t, cfg)
+		s := newSink(t, nil)
+		for range 30 {
+			m.endpoint(m.tenant, s.URL)
+		}
+		send(m, schemas.TopicEventTracked, m.tenant, m.events(m.tenant, "a", 100)...) // one batch, several statements
+		m.run()
+		m.awaitState("delivered", 3000)
+		require.Equal(t, 3000, s.count())
 	})
 
 	t.Run("OnePoisonousContactHoldsUpItselfAlone", func(t *testing.T) {
@@ -304,6 +338,23 @@ func TestLanes(t *testing.T) {
 		m.awaitState("delivered", 1)
 		m.await(2, `SELECT count(*) FROM core.dead_letters WHERE stage = 'webhooks'`)
 	})
+}
+
+// requireOrder wants each contact's events once and in order.
+func requireOrder(t *testing.T, got []received, contacts, each int) {
+	t.Helper()
+	next := make([]int, contacts)
+	for _, r := range got {
+		_, key, _ := strings.Cut(r.body, `"correlation_id":"corr-`)
+		var c, i int
+		_, err := fmt.Sscanf(key, "%d/%d", &c, &i)
+		require.NoError(t, err)
+		require.Equal(t, next[c], i, "contact %d", c)
+		next[c]++
+	}
+	for c, n := range next {
+		require.Equal(t, each, n, "contact %d", c)
+	}
 }
 
 // idOf is the id under which an event goes to the one endpoint of the bench.

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/google/uuid"
@@ -111,9 +112,33 @@ func collectSet[T comparable](rows pgx.Rows, what string) (map[T]bool, error) {
 	return out, nil
 }
 
+// Bounds of one INSERT: an event goes to many endpoints, and its body with it.
+const (
+	maxInsertRows  = 2_000
+	maxInsertBytes = 4 << 20
+)
+
 // insert writes deliveries and gives the ids of those that are new. behind are
 // the queues in which a row has no time of its own.
 func insert(ctx context.Context, tx pgx.Tx, ds []*delivery, behind map[string]bool, me uuid.UUID, lease time.Duration) (map[uuid.UUID]bool, error) {
+	fresh := make(map[uuid.UUID]bool, len(ds))
+	for len(ds) > 0 {
+		n, bytes := 0, 0
+		for n < len(ds) && n < maxInsertRows && (n == 0 || bytes+len(ds[n].body) <= maxInsertBytes) {
+			bytes += len(ds[n].body)
+			n++
+		}
+		written, err := insertSome(ctx, tx, ds[:n], behind, me, lease)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(fresh, written)
+		ds = ds[n:]
+	}
+	return fresh, nil
+}
+
+func insertSome(ctx context.Context, tx pgx.Tx, ds []*delivery, behind map[string]bool, me uuid.UUID, lease time.Duration) (map[uuid.UUID]bool, error) {
 	const sql = `INSERT INTO core.webhook_deliveries (created_at, delivery_id, endpoint_id, tenant_id, order_key, seq, event_type, event_id, body,
     state, next_attempt, lease, lease_until)
 SELECT r.created_at, r.delivery_id, r.endpoint_id, r.tenant_id, r.order_key, r.seq, r.event_type, r.event_id, r.body,
