@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/processor/channels"
@@ -34,7 +35,8 @@ func (a *App) startProcess(ctx context.Context) error {
 	}
 	for _, rail := range []string{schemas.RailTransactional, schemas.RailMarketing} {
 		stages = append(stages, stage{channels.StageFor(rail), []string{channels.TopicFor(rail)}, channels.New(rail, channels.Deps{
-			Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Metrics: a.reg, Now: time.Now, Channels: a.set.Channels}), events, 4})
+			Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Metrics: a.reg, Now: time.Now, Channels: a.set.Channels,
+			Credits: sends.CreditsFor(a.set.ResendRate)}), events, 4}) // as many as the rail refills to
 	}
 	stages = append(stages, a.statusStage())
 	for _, s := range stages {
