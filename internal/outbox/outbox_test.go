@@ -191,6 +191,53 @@ func TestPublisher(t *testing.T) {
 		require.Equal(t, numbered(1, 50), b.read(50))
 	})
 
+	t.Run("PublishesOnWhileTheCursorCannotMove", func(t *testing.T) { // I12
+		t.Parallel()
+		b := newBench(t)
+		lane := open(t, b, 1)
+		tx, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(t.Context(), `SELECT FROM core.outbox_cursors WHERE lane = $1 FOR UPDATE`, lane.ID)
+		require.NoError(t, err)
+		p, _ := b.run(lane, b.sink)
+		for i := range 3 {
+			items, err := b.write(lane, numbered(i*10+1, i*10+10)...)
+			require.NoError(t, err)
+			p.Offer(items)
+			require.Equal(t, numbered(1, i*10+10), b.read(i*10+10))
+		}
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, p.Drain(short), context.DeadlineExceeded, "the cursor stands")
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.NoError(t, p.Drain(t.Context()))
+		var cursor int64
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT cursor FROM core.outbox_cursors WHERE lane = $1`, lane.ID).Scan(&cursor))
+		require.EqualValues(t, 30, cursor)
+	})
+
+	t.Run("EndsWhenAnotherOwnerHasTheLane", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		lane := open(t, b, 1)
+		p, ended := b.run(lane, b.sink)
+		items, err := b.write(lane, "a")
+		require.NoError(t, err)
+		p.Offer(items)
+		require.NoError(t, p.Drain(t.Context()))
+		items, err = b.write(lane, "b")
+		require.NoError(t, err)
+		open(t, b, 2)
+		p.Offer(items)
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, outbox.ErrFenced)
+		case <-time.After(20 * time.Second):
+			t.Fatal("a fenced relay goes on")
+		}
+	})
+
 	t.Run("FindsByItselfWhatWasNeverOffered", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)

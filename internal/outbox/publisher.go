@@ -44,8 +44,11 @@ func (s ClientSink) Publish(ctx context.Context, records []*kgo.Record) []error 
 type PublisherConfig struct {
 	Queue   int           // messages kept in memory after their commit; default 20,000. Beyond it they are read back
 	Page    int           // messages read and published at a time; default 1,000
-	Poll    time.Duration // how often to look without being woken; default 1 s
+	Poll    time.Duration // how often to look without being woken; default 5 s
 	Backoff time.Duration // after a failure, doubled up to 5 s; default 50 ms
+	// Record is how far apart the cursor's moves are written: what a successor
+	// publishes again is at most what went out in that time. Default 100 ms.
+	Record time.Duration
 }
 
 func (c PublisherConfig) withDefaults() PublisherConfig {
@@ -56,10 +59,13 @@ func (c PublisherConfig) withDefaults() PublisherConfig {
 		c.Page = 1_000
 	}
 	if c.Poll == 0 {
-		c.Poll = time.Second
+		c.Poll = 5 * time.Second
 	}
 	if c.Backoff == 0 {
 		c.Backoff = 50 * time.Millisecond
+	}
+	if c.Record == 0 {
+		c.Record = 100 * time.Millisecond
 	}
 	return c
 }
@@ -75,26 +81,42 @@ type PublisherDeps struct {
 
 // Publisher is the relay of one lane. Its owner calls Run once, Offer or Wake
 // after each commit, and ends Run through its context.
+//
+// Nobody waits for the cursor: messages go out one after the other, and the
+// cursor follows in moves of its own. It serves a successor alone, who
+// publishes again what lies between.
 type Publisher struct {
 	lane Lane
 	cfg  PublisherConfig
 	deps PublisherDeps
 
-	wake chan struct{}
+	wake chan struct{} // something was offered, or look
+	sent chan struct{} // something was published that the cursor has not passed
+	rush chan struct{} // the cursor is waited for
 
 	mu       sync.Mutex
 	queue    []Item
 	overflow bool
+	look     bool  // the table holds what was never offered
 	last     int64 // highest sequence offered or published
-	cursor   int64 // published and recorded
+	out      mark  // published
+	cursor   int64 // recorded
 	moved    chan struct{}
+
+	moving sync.Mutex // one move of the cursor at a time
+}
+
+// mark is a place in a lane, with the partition predicate of what lies beyond.
+type mark struct {
+	seq int64
+	at  time.Time
 }
 
 // NewPublisher makes the relay of a lane.
 func NewPublisher(lane Lane, cfg PublisherConfig, deps PublisherDeps) *Publisher {
 	return &Publisher{
-		lane: lane, cfg: cfg.withDefaults(), deps: deps,
-		wake: make(chan struct{}, 1), moved: make(chan struct{}),
+		lane: lane, cfg: cfg.withDefaults(), deps: deps, wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		rush: make(chan struct{}, 1), moved: make(chan struct{}),
 	}
 }
 
@@ -111,13 +133,20 @@ func (p *Publisher) Offer(items []Item) {
 		p.queue = append(p.queue, items...)
 	}
 	p.mu.Unlock()
-	p.Wake()
+	signal(p.wake)
 }
 
 // Wake says that something was committed which was not offered.
 func (p *Publisher) Wake() {
+	p.mu.Lock()
+	p.look = true
+	p.mu.Unlock()
+	signal(p.wake)
+}
+
+func signal(c chan struct{}) {
 	select {
-	case p.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -131,6 +160,7 @@ func (p *Publisher) Drain(ctx context.Context) error {
 		if done {
 			return nil
 		}
+		signal(p.rush)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("drain lane %d: %w", p.lane.ID, ctx.Err())
@@ -159,75 +189,87 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 }
 
+// run relays until ctx ends or something fails; the cursor follows beside it.
 func (p *Publisher) run(ctx context.Context) error {
-	since, err := p.load(ctx)
-	if err != nil {
+	if err := p.load(ctx); err != nil {
 		return err
 	}
-	since, err = p.recover(ctx, since)
-	if err != nil {
+	ctx, fail := context.WithCancelCause(ctx)
+	var keeper sync.WaitGroup
+	keeper.Go(func() { fail(p.record(ctx)) })
+	err := p.relay(ctx)
+	fail(nil)
+	keeper.Wait()
+	if cause := context.Cause(ctx); errors.Is(cause, ErrFenced) {
+		return cause
+	}
+	return err
+}
+
+// relay publishes what the table holds, then what is offered.
+func (p *Publisher) relay(ctx context.Context) error {
+	if err := p.recover(ctx); err != nil {
 		return err
 	}
 	poll := time.NewTicker(p.cfg.Poll)
 	defer poll.Stop()
 	for {
+		look := false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.wake:
 		case <-poll.C:
+			look = true
 		}
-		items := p.takeNext()
-		if len(items) == 0 { // woken without an offer, overflown, or a gap: the table knows
-			if since, err = p.recover(ctx, since); err != nil {
+		items, asked := p.takeNext()
+		if err := p.publish(ctx, items); err != nil {
+			return err
+		}
+		if look || asked {
+			if err := p.recover(ctx); err != nil {
 				return err
 			}
-			continue
 		}
-		if since, err = p.publish(ctx, items); err != nil {
+	}
+}
+
+// takeNext gives what continues the published; look says that the table must
+// be asked: somebody said so, the queue overflew, or it has a gap.
+func (p *Publisher) takeNext() (items []Item, look bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	items, look = p.queue, p.look || p.overflow
+	p.queue, p.overflow, p.look = nil, false, false
+	for len(items) > 0 && items[0].Seq <= p.out.seq {
+		items = items[1:]
+	}
+	if len(items) > 0 && items[0].Seq != p.out.seq+1 {
+		return nil, true
+	}
+	return items, look
+}
+
+// recover publishes page by page what the table holds beyond the published.
+func (p *Publisher) recover(ctx context.Context) error {
+	for {
+		at := p.published()
+		items, err := p.deps.Source.Page(ctx, p.lane, at.seq, at.at, p.cfg.Page)
+		if err != nil || len(items) == 0 {
+			return err
+		}
+		if err := p.publish(ctx, items); err != nil {
 			return err
 		}
 	}
 }
 
-// takeNext gives the queue if it continues the cursor; otherwise nothing.
-func (p *Publisher) takeNext() []Item {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	items := p.queue
-	p.queue = nil
-	if p.overflow {
-		p.overflow = false
-		return nil
-	}
-	for len(items) > 0 && items[0].Seq <= p.cursor {
-		items = items[1:]
-	}
-	if len(items) > 0 && items[0].Seq != p.cursor+1 {
-		return nil
-	}
-	return items
-}
-
-// recover publishes page by page what the table holds beyond the cursor.
-func (p *Publisher) recover(ctx context.Context, since time.Time) (time.Time, error) {
-	for {
-		items, err := p.deps.Source.Page(ctx, p.lane, p.at(), since, p.cfg.Page)
-		if err != nil || len(items) == 0 {
-			return since, err
-		}
-		if since, err = p.publish(ctx, items); err != nil {
-			return since, err
-		}
-	}
-}
-
-// publish sends items in order and moves the cursor over what was acknowledged.
-func (p *Publisher) publish(ctx context.Context, items []Item) (since time.Time, err error) {
-	at := p.at()
+// publish sends items in order, and goes past what was acknowledged.
+func (p *Publisher) publish(ctx context.Context, items []Item) error {
+	at := p.published().seq
 	for i, it := range items {
 		if it.Seq != at+1+int64(i) {
-			return since, fmt.Errorf("lane %d is not contiguous: %d follows %d", p.lane.ID, it.Seq, at+int64(i))
+			return fmt.Errorf("lane %d is not contiguous: %d follows %d", p.lane.ID, it.Seq, at+int64(i))
 		}
 	}
 	for start := 0; start < len(items); {
@@ -237,26 +279,96 @@ func (p *Publisher) publish(ctx context.Context, items []Item) (since time.Time,
 		for n < len(chunk) && errs[n] == nil {
 			n++
 		}
-		if n < len(chunk) && refused(errs[n]) {
-			if err := p.deadLetter(ctx, chunk[:n+1], errs[n]); err != nil {
-				return since, err
-			}
-			start, since = start+n+1, chunk[n].WrittenAt
-			continue
-		}
 		if n > 0 {
-			if err := p.advance(ctx, p.deps.Pool, chunk[n-1]); err != nil {
-				return since, err
-			}
-			since = chunk[n-1].WrittenAt
-			p.movedTo(chunk[n-1].Seq)
+			p.passed(chunk[n-1])
 		}
 		if n < len(chunk) {
-			return since, fmt.Errorf("publish lane %d at %d: %w", p.lane.ID, chunk[n].Seq, errs[n])
+			if !refused(errs[n]) {
+				return fmt.Errorf("publish lane %d at %d: %w", p.lane.ID, chunk[n].Seq, errs[n])
+			}
+			if err := p.deadLetter(ctx, chunk[n], errs[n]); err != nil {
+				return err
+			}
+			n++
 		}
 		start += n
 	}
-	return since, nil
+	return nil
+}
+
+// passed says that a message, and all before it, is published.
+func (p *Publisher) passed(it Item) {
+	p.mu.Lock()
+	p.out = mark{it.Seq, it.WrittenAt}
+	p.last = max(p.last, it.Seq)
+	p.mu.Unlock()
+	signal(p.sent)
+}
+
+func (p *Publisher) published() mark {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out
+}
+
+// record makes the cursor follow what is published, until ctx ends or another
+// owner has the lane (ErrFenced).
+func (p *Publisher) record(ctx context.Context) error {
+	backoff := p.cfg.Backoff
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.sent:
+		}
+		if err := p.move(ctx); errors.Is(err, ErrFenced) {
+			return err
+		} else if err != nil {
+			p.deps.Log.Warn("outbox cursor will be moved again", "lane", p.lane.ID, "error", err, "backoff", backoff)
+			signal(p.sent)
+			if sleep(ctx, backoff) != nil {
+				return nil
+			}
+			backoff = min(2*backoff, 5*time.Second)
+			continue
+		}
+		backoff = p.cfg.Backoff
+		p.pause(ctx)
+	}
+}
+
+// pause keeps moves apart, unless somebody waits for the next.
+func (p *Publisher) pause(ctx context.Context) {
+	t := time.NewTimer(p.cfg.Record)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-p.rush:
+	case <-t.C:
+	}
+}
+
+// move brings the cursor to the published. A move of unknown outcome is
+// settled by reading the cursor back.
+func (p *Publisher) move(ctx context.Context) error {
+	p.moving.Lock()
+	defer p.moving.Unlock()
+	to := p.published()
+	if to.seq <= p.at() {
+		return nil
+	}
+	err := p.advance(ctx, p.deps.Pool, to)
+	if err == nil {
+		p.movedTo(to.seq)
+		return nil
+	}
+	if errors.Is(err, ErrFenced) || ctx.Err() != nil {
+		return err
+	}
+	if lerr := p.load(ctx); lerr != nil {
+		return errors.Join(err, lerr)
+	}
+	return err
 }
 
 func (p *Publisher) records(items []Item) []*kgo.Record {
@@ -276,11 +388,11 @@ func refused(err error) bool {
 		errors.Is(err, kerr.InvalidRecord) || errors.Is(err, kerr.InvalidTimestamp)
 }
 
-// advance moves the cursor from where this owner left it to an item, if the
+// advance moves the cursor from where this owner left it to a mark, if the
 // lane is still this owner's.
-func (p *Publisher) advance(ctx context.Context, db streamdb.DBTX, to Item) error {
+func (p *Publisher) advance(ctx context.Context, db streamdb.DBTX, to mark) error {
 	_, err := streamdb.New(db).AdvanceCursor(ctx, streamdb.AdvanceCursorParams{
-		Lane: p.lane.ID, FromSeq: p.at(), ToSeq: to.Seq, Since: to.WrittenAt, Epoch: p.lane.Epoch})
+		Lane: p.lane.ID, FromSeq: p.at(), ToSeq: to.seq, Since: to.at, Epoch: p.lane.Epoch})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("move the cursor of lane %d: %w", p.lane.ID, ErrFenced)
 	}
@@ -290,25 +402,31 @@ func (p *Publisher) advance(ctx context.Context, db streamdb.DBTX, to Item) erro
 	return nil
 }
 
-func (p *Publisher) load(ctx context.Context) (since time.Time, err error) {
+// load reads the cursor. What this owner has published beyond it stays so.
+func (p *Publisher) load(ctx context.Context) error {
 	at, err := streamdb.New(p.deps.Pool).LoadCursor(ctx, streamdb.LoadCursorParams{Lane: p.lane.ID, Epoch: p.lane.Epoch})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return since, fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, ErrFenced)
+		return fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, ErrFenced)
 	}
 	if err != nil {
-		return since, fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, err)
+		return fmt.Errorf("read the cursor of lane %d: %w", p.lane.ID, err)
 	}
+	p.mu.Lock()
+	if at.Cursor >= p.out.seq {
+		p.out = mark{at.Cursor, at.Since}
+	}
+	p.mu.Unlock()
 	p.movedTo(at.Cursor)
-	return at.Since, nil
+	return nil
 }
 
-// deadLetter keeps the last of the items, which the broker refuses for itself,
-// and moves the cursor past it in the same transaction: one record never stops
-// a lane.
-func (p *Publisher) deadLetter(ctx context.Context, items []Item, cause error) error {
-	bad := items[len(items)-1]
+// deadLetter keeps a message that the broker refuses for itself, and moves the
+// cursor past it in the same transaction: one record never stops a lane.
+func (p *Publisher) deadLetter(ctx context.Context, bad Item, cause error) error {
+	p.moving.Lock()
+	defer p.moving.Unlock()
 	err := pgx.BeginFunc(ctx, p.deps.Pool, func(tx pgx.Tx) error {
-		if err := p.advance(ctx, tx, bad); err != nil {
+		if err := p.advance(ctx, tx, mark{bad.Seq, bad.WrittenAt}); err != nil {
 			return err
 		}
 		return streamdb.New(tx).KeepRefusedMessage(ctx, streamdb.KeepRefusedMessageParams{
@@ -318,6 +436,7 @@ func (p *Publisher) deadLetter(ctx context.Context, items []Item, cause error) e
 	if err != nil {
 		return fmt.Errorf("dead-letter message %d of lane %d: %w", bad.Seq, p.lane.ID, err)
 	}
+	p.passed(bad)
 	p.movedTo(bad.Seq)
 	return nil
 }
