@@ -35,7 +35,7 @@ type Config struct {
 
 	Window      int           // records of a partition in memory; default 256, 64
 	WindowBytes int           // bytes of them; default 4 MiB
-	Concurrency int           // requests in flight; default 16, 8
+	Concurrency int           // requests in flight; default 64, 16
 	Budget      time.Duration // how long a transactional message may take; default 5 s
 	SendTimeout time.Duration // one request; below the job's lease; default 30 s
 	CommitEvery time.Duration // offsets and positions; default 100 ms
@@ -55,7 +55,7 @@ func (c Config) withDefaults() Config {
 	transactional := c.Rail == schemas.RailTransactional
 	c.Window = def(c.Window, pick(transactional, 256, 64))
 	c.WindowBytes = def(c.WindowBytes, 4<<20)
-	c.Concurrency = def(c.Concurrency, pick(transactional, 16, 8))
+	c.Concurrency = def(c.Concurrency, pick(transactional, 64, 16))
 	c.Budget = def(c.Budget, 5*time.Second)
 	c.SendTimeout = def(c.SendTimeout, 30*time.Second)
 	c.CommitEvery = def(c.CommitEvery, 100*time.Millisecond)

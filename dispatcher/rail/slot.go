@@ -96,7 +96,7 @@ func (k *slotKeeper) hold(ctx context.Context) error {
 	wg.Go(func() { errs <- l.Keep(hctx, pool); cancel() })
 	wg.Go(func() { errs <- pub.Run(hctx); cancel() })
 	wg.Go(func() { k.rescue(hctx) })
-	k.set(&sends.Slot{N: n, Epoch: l.Epoch, Lane: own}, pub)
+	k.set(&sends.Slot{N: n, Epoch: l.Epoch, Lane: own, Wake: pub.Wake}, pub)
 	wg.Wait()
 	err = errors.Join(<-errs, <-errs)
 	rctx, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

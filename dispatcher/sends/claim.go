@@ -10,6 +10,7 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/internal/gates"
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -58,54 +59,151 @@ func (c Claimed) Spent() time.Duration {
 // Claim takes a job and freezes what is to be sent, in one transaction: the
 // gates asked a last time, the send rows, `queued`, the bytes and the lease.
 // limit bounds the messages of one request; 0 is all. A job whose bytes may
-// have left under an earlier lease gives those bytes again.
+// have left under an earlier lease gives those bytes again. Claims that come
+// while a transaction is under way share the next one.
 //
 // An error may hide a commit that landed: the caller claims again with the same
 // lease, and gets what that commit froze.
-func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, lease uuid.UUID, limit int) (c Claimed, v Verdict, err error) {
-	err = pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
-		j, ok, err := s.lock(ctx, tx, ref)
+func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, lease uuid.UUID, limit int) (Claimed, Verdict, error) {
+	q := &claiming{slot: slot, ref: ref, lease: lease, limit: limit}
+	if err := s.claims.do(ctx, q); err != nil {
+		return Claimed{}, "", fmt.Errorf("claim job %s: %w", ref.JobID, err)
+	}
+	return q.Claimed, q.verdict, nil
+}
+
+// claiming is one caller's claim, and what came of it.
+type claiming struct {
+	Claimed
+	slot    Slot
+	ref     Ref
+	lease   uuid.UUID
+	limit   int
+	verdict Verdict
+	rare    bool // has a transaction of its own: its way depends on what its last request did
+}
+
+// claimAll claims in one transaction, and gives each its error. Where the data
+// of one of them is refused, each is tried by itself.
+func (s *Store) claimAll(ctx context.Context, qs []*claiming) []error {
+	errs := make([]error, len(qs))
+	err := pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error { return s.claimPlain(ctx, tx, qs) })
+	switch {
+	case err == nil:
+	case len(qs) == 1 || !alone(err):
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	default:
+		for i := range qs {
+			errs[i] = s.claimAll(ctx, qs[i:i+1])[0]
+		}
+		return errs
+	}
+	var closed []finished
+	for i, q := range qs {
+		if q.rare {
+			errs[i] = s.claimRare(ctx, q)
+		}
+		if errs[i] == nil && q.verdict == Closed {
+			closed = append(closed, finished{c: &q.Claimed})
+		}
+	}
+	s.refillSoon(closed)
+	return errs
+}
+
+// alone says that an error of a shared transaction may be one member's own.
+func alone(err error) bool {
+	f := pg.FaultOf(err)
+	return f != pg.FaultWait && f != pg.FaultStatement
+}
+
+// claimPlain locks all the jobs, in one order, and claims those that nothing
+// was ever sent of.
+func (s *Store) claimPlain(ctx context.Context, tx pgx.Tx, qs []*claiming) error {
+	jobs, err := s.lock(ctx, tx, qs)
+	if err != nil {
+		return err
+	}
+	seen := make(map[uuid.UUID]bool, len(qs))
+	var plain []*claiming
+	for _, q := range qs {
+		j, ok := jobs[q.ref.JobID]
+		q.Claimed, q.verdict, q.rare = Claimed{}, "", seen[q.ref.JobID]
+		seen[q.ref.JobID] = true
+		switch {
+		case q.rare: // a claim of a caller that went away stands before it
+		case !ok || !q.takes(j):
+			q.verdict = Gone
+		case q.holds(j) || j.state == StateClaimed && !j.alive || j.generation > 0:
+			q.rare = true
+		case j.alive:
+			q.verdict = Busy
+		default:
+			q.begin(j)
+			plain = append(plain, q)
+		}
+	}
+	return s.freshClaims(ctx, tx, plain)
+}
+
+// takes says that a record of this turn may still have something to do.
+func (q *claiming) takes(j job) bool {
+	return j.Turn == q.ref.Turn && (j.state == StateInTopic || j.state == StateClaimed)
+}
+
+// holds says that the job is claimed under this very lease.
+func (q *claiming) holds(j job) bool {
+	return j.state == StateClaimed && j.lease != nil && *j.lease == q.lease
+}
+
+func (q *claiming) begin(j job) {
+	q.Claimed = Claimed{Ref: j.Ref, slot: q.slot, job: j, Lease: q.lease}
+}
+
+// claimRare claims one job that was claimed before, whatever it went through.
+func (s *Store) claimRare(ctx context.Context, q *claiming) error {
+	return pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
+		jobs, err := s.lock(ctx, tx, []*claiming{q})
 		if err != nil {
 			return err
 		}
-		switch {
-		case !ok, j.Turn != ref.Turn, j.state != StateInTopic && j.state != StateClaimed:
-			v = Gone
+		j, ok := jobs[q.ref.JobID]
+		if !ok || !q.takes(j) {
+			q.verdict = Gone
 			return nil
 		}
-		c = Claimed{Ref: j.Ref, slot: slot, job: j, Lease: lease}
+		q.begin(j)
 		switch {
-		case j.state == StateClaimed && j.lease != nil && *j.lease == lease:
-			v, err = s.resume(ctx, tx, &c)
+		case q.holds(j):
+			q.verdict, err = s.resume(ctx, tx, &q.Claimed)
 		case j.alive:
-			v = Busy
+			q.verdict = Busy
 		default:
-			v, err = s.claim(ctx, tx, &c, limit)
+			err = s.claim(ctx, tx, q)
 		}
 		return err
 	})
-	if err != nil {
-		return Claimed{}, "", fmt.Errorf("claim job %s: %w", ref.JobID, err)
-	}
-	return c, v, nil
 }
 
-func (s *Store) claim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Verdict, error) {
-	if len(c.job.payload.Messages) == 0 {
-		return Closed, s.transition(ctx, tx, c, Step{State: StateFailed, Reason: "empty_job"})
-	}
+func (s *Store) claim(ctx context.Context, tx pgx.Tx, q *claiming) error {
+	c := &q.Claimed
 	old, ok, err := s.lastRequest(ctx, tx, c.job)
 	if err != nil {
-		return "", err
+		return err
 	}
 	// Claimed means that the bytes may have left; a live claim was dealt with.
 	if ok && old.settled == "" && (old.uncertain || c.job.state == StateClaimed) {
-		return s.reclaim(ctx, tx, c, old)
+		q.verdict, err = s.reclaim(ctx, tx, c, old)
+		return err
 	}
 	if c.job.generation > 0 && !ok && (c.job.state == StateClaimed || c.job.uncertain == c.job.generation) {
-		return Closed, s.review(ctx, tx, c, nil) // its bytes were dropped with their day, and they may have been taken
+		q.verdict = Closed
+		return s.review(ctx, tx, c, nil) // its bytes were dropped with their day, and they may have been taken
 	}
-	return s.freshClaim(ctx, tx, c, limit)
+	return s.freshClaims(ctx, tx, []*claiming{q})
 }
 
 // resume gives what a claim of ours froze whose commit we did not hear of.
@@ -170,65 +268,6 @@ func pick(ms []schemas.JobMessage, order []uuid.UUID) []schemas.JobMessage {
 	return out
 }
 
-// freshClaim asks the gates and freezes a new generation.
-func (s *Store) freshClaim(ctx context.Context, tx pgx.Tx, c *Claimed, limit int) (Verdict, error) {
-	if step, err := s.askPauses(ctx, tx, c); err != nil || step.State != "" {
-		if err != nil {
-			return "", err
-		}
-		return Closed, s.transition(ctx, tx, c, step)
-	}
-	left, err := s.pending(ctx, tx, c.job)
-	if err != nil {
-		return "", err
-	}
-	open, step, err := s.askGates(ctx, tx, c, left)
-	if err != nil {
-		return "", err
-	}
-	if step.State == StateHeld {
-		return Closed, s.transition(ctx, tx, c, step)
-	}
-	rendered, kept, failed, err := s.renderAll(ctx, tx, c.TenantID, open)
-	if err != nil {
-		return "", err
-	}
-	step.Outcomes = append(step.Outcomes, failed...)
-	c.before = len(c.job.payload.Messages) - len(left)
-	if limit > 0 && len(kept) > limit {
-		c.more = len(kept) - limit
-		kept, rendered = kept[:limit], rendered[:limit]
-	}
-	f, kept, bad, err := s.freeze(c.job, kept, rendered, c.job.now)
-	if err != nil {
-		return "", err
-	}
-	step.Outcomes = append(step.Outcomes, bad...)
-	var b pgx.Batch
-	s.queueSends(&b, c, open)
-	if len(kept) == 0 {
-		if err := flush(ctx, tx, &b, "write sends"); err != nil {
-			return "", err
-		}
-		step.State = StateInTopic // what a limit kept back goes next
-		if c.more == 0 {
-			step.State, step.Reason = s.finalState(len(left), len(open), step)
-		}
-		return Closed, s.transition(ctx, tx, c, step)
-	}
-	c.frozen, c.Request, c.Messages, c.Provider = f, f.request, kept, s.deps.Providers[f.provider]
-	s.queueLease(&b, c)
-	s.storeRequest(&b, c.job, f, c.Lease)
-	changes, err := s.queueOutcomes(ctx, &b, c, step.Outcomes)
-	if err != nil {
-		return "", err
-	}
-	if err := flush(ctx, tx, &b, "freeze request"); err != nil {
-		return "", err
-	}
-	return Ready, s.publish(ctx, tx, c.slot.Lane, changes)
-}
-
 // finalState names the end of a job of which nothing is left to send.
 func (s *Store) finalState(left, open int, step Step) (state, reason string) {
 	switch {
@@ -247,58 +286,7 @@ func (s *Store) finalState(left, open int, step Step) (state, reason string) {
 	return StateFailed, step.Reason
 }
 
-// askGates gives the messages whose gates are open. A shut one is recorded as a
-// decision where there is no send yet, else as the send's failure. A sender
-// that is paused holds the whole job: all of it is one tenant's.
-func (s *Store) askGates(ctx context.Context, tx pgx.Tx, c *Claimed, ms []schemas.JobMessage) (open []schemas.JobMessage, step Step, err error) {
-	subjects := make([]gates.Subject, len(ms))
-	for i, m := range ms {
-		subjects[i] = gates.Subject{TenantID: c.TenantID, ContactID: m.ContactID, Channel: s.cfg.Channel, Category: m.Category,
-			Address: m.Address, ExpiresAt: m.ExpiresAt}
-	}
-	verdicts, err := gates.Ask(ctx, tx, subjects)
-	if err != nil {
-		return nil, step, err
-	}
-	var b pgx.Batch
-	for i, v := range verdicts {
-		switch {
-		case v.Open:
-			m := ms[i]
-			m.Address, _ = gates.Normalize(s.cfg.Channel, m.Address)
-			open = append(open, m)
-		case v.Reason.Waits():
-			return nil, Step{State: StateHeld, Reason: string(v.Reason)}, nil
-		default:
-			step.Reason = string(v.Reason)
-			if c.job.generation > 0 {
-				step.Outcomes = append(step.Outcomes, Outcome{SendID: ms[i].SendID, Failed: string(v.Reason)})
-				continue
-			}
-			s.queueBlocked(&b, c, ms[i], v)
-		}
-	}
-	return open, step, flush(ctx, tx, &b, "record shut gates")
-}
-
-// queueBlocked turns the decision for a message around: a gate shut between the
-// channels stage and the claim leaves a reason and no send (FS-MSG-0003 §1).
-func (s *Store) queueBlocked(b *pgx.Batch, c *Claimed, m schemas.JobMessage, v gates.Verdict) {
-	const sql = `INSERT INTO messaging.decisions AS d (received_at, tenant_id, request_id, recipient_index, channel, contact_id,
-    origin_event_id, rule_id, correlation_id, outcome, gate, reason)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'blocked', $10, $11)
-ON CONFLICT (received_at, request_id, recipient_index, channel) DO UPDATE
-SET outcome = 'blocked', gate = EXCLUDED.gate, reason = EXCLUDED.reason, send_id = NULL, decided_at = now()`
-	b.Queue(sql, m.RequestedAt, c.TenantID, m.RequestID, m.RecipientIndex, s.cfg.Channel, m.ContactID, m.OriginEventID, m.RuleID,
-		m.CorrelationID, string(v.Gate), string(v.Reason))
-	outcome := StateBlocked
-	if v.Reason == gates.Expired {
-		outcome = StateExpired
-	}
-	queueBlastOutcome(b, m, outcome)
-}
-
-// queueLease makes the job ours.
+// queueLease makes a job ours whose bytes stand already.
 func (s *Store) queueLease(b *pgx.Batch, c *Claimed) {
 	const sql = `UPDATE core.processed_jobs SET state = 'claimed', lease = $4, lease_until = clock_timestamp() + $5::interval,
     waited = ` + waitedSoFar + `, not_before = NULL, reason = NULL, generation = $6, updated_at = now()

@@ -26,16 +26,7 @@ const maxTemplates = 1_000
 
 // renderAll renders the messages of one tenant. What cannot be rendered has
 // failed, with its reason; the others go on.
-func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, ms []schemas.JobMessage) (out []provider.Message, kept []schemas.JobMessage, failed []Outcome, err error) {
-	if len(ms) == 0 {
-		return nil, nil, nil, nil
-	}
-	var from string
-	var replyTo *string
-	const sql = `SELECT sender, reply_to FROM messaging.senders WHERE tenant_id = $1 AND channel = $2`
-	if err := tx.QueryRow(ctx, sql, tenant, s.cfg.Channel).Scan(&from, &replyTo); err != nil {
-		return nil, nil, nil, fmt.Errorf("read the sender: %w", err)
-	}
+func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, from sender, tenant uuid.UUID, ms []schemas.JobMessage) (out []provider.Message, kept []schemas.JobMessage, failed []Outcome, err error) {
 	for _, m := range ms {
 		content, err := s.content(ctx, tx, tenant, m)
 		var re *RenderError
@@ -46,12 +37,8 @@ func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, ms [
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		msg := provider.Message{SendID: m.SendID, TenantID: tenant, From: from, To: m.Address,
-			Subject: content.Subject, HTML: content.HTML, Text: content.Text}
-		if replyTo != nil {
-			msg.ReplyTo = *replyTo
-		}
-		out, kept = append(out, msg), append(kept, m)
+		out, kept = append(out, provider.Message{SendID: m.SendID, TenantID: tenant, From: from.from, ReplyTo: from.replyTo, To: m.Address,
+			Subject: content.Subject, HTML: content.HTML, Text: content.Text}), append(kept, m)
 	}
 	return out, kept, failed, nil
 }
@@ -106,43 +93,46 @@ type storedContent struct {
 
 // queueSends writes the send rows and their first status. A refrozen
 // generation finds them there; it is queued anew only after it was given up.
-func (s *Store) queueSends(b *pgx.Batch, c *Claimed, ms []schemas.JobMessage) {
-	n := len(ms)
-	if n == 0 {
-		return
-	}
+func (s *Store) queueSends(b *pgx.Batch, fs []*fresh) {
 	var (
-		requested, class       = make([]time.Time, n), make([]int16, n)
-		sendIDs, requests      = make([]uuid.UUID, n), make([]uuid.UUID, n)
-		indexes, contacts      = make([]int32, n), make([]uuid.UUID, n)
-		categories, addresses  = make([]string, n), make([]string, n)
-		contents, correlations = make([]string, n), make([]string, n)
-		origins                = make([]uuid.UUID, n)
-		rules, blasts          = make([]*uuid.UUID, n), make([]*uuid.UUID, n)
+		tenants, sendIDs, requests, contacts, origins []uuid.UUID
+		rules, blasts                                 []*uuid.UUID
+		requested                                     []time.Time
+		class                                         []int16
+		indexes, generations                          []int32
+		cells, categories, addresses, contents        []string
+		correlations                                  []string
 	)
-	for i, m := range ms {
-		requested[i], class[i], sendIDs[i], requests[i], indexes[i] = m.RequestedAt, m.RetentionMonths, m.SendID, m.RequestID, int32(m.RecipientIndex)
-		contacts[i], categories[i], addresses[i], correlations[i] = m.ContactID, m.Category, m.Address, m.CorrelationID
-		origins[i], rules[i], blasts[i] = m.OriginEventID, m.RuleID, m.BlastID
-		raw, err := json.Marshal(storedContent{m.TemplateID, m.TemplateVersion, m.Variables, m.Content})
-		if err != nil { // raw JSON that came out of jsonb
-			raw = []byte(`{}`)
+	for _, f := range fs {
+		for _, m := range f.open {
+			tenants, cells, generations = append(tenants, f.TenantID), append(cells, f.job.payload.CellID), append(generations, int32(f.job.generation+1))
+			requested, class, sendIDs = append(requested, m.RequestedAt), append(class, m.RetentionMonths), append(sendIDs, m.SendID)
+			requests, indexes, contacts = append(requests, m.RequestID), append(indexes, int32(m.RecipientIndex)), append(contacts, m.ContactID)
+			categories, addresses, correlations = append(categories, m.Category), append(addresses, m.Address), append(correlations, m.CorrelationID)
+			origins, rules, blasts = append(origins, m.OriginEventID), append(rules, m.RuleID), append(blasts, m.BlastID)
+			raw, err := json.Marshal(storedContent{m.TemplateID, m.TemplateVersion, m.Variables, m.Content})
+			if err != nil { // raw JSON that came out of jsonb
+				raw = []byte(`{}`)
+			}
+			contents = append(contents, string(raw))
 		}
-		contents[i] = string(raw)
+	}
+	if len(sendIDs) == 0 {
+		return
 	}
 	const insert = `INSERT INTO messaging.sends (requested_at, retention_months, tenant_id, send_id, cell_id, request_id, recipient_index,
     contact_id, channel, category, provider, address, content, correlation_id, origin_event_id, rule_id, blast_id)
-SELECT r, k, $1, i, $2, q, n, c, $3, g, $4, a, t::jsonb, x, o, u, b
-FROM unnest($5::timestamptz[], $6::smallint[], $7::uuid[], $8::uuid[], $9::int[], $10::uuid[], $11::text[], $12::text[], $13::text[],
-    $14::text[], $15::uuid[], $16::uuid[], $17::uuid[]) AS v(r, k, i, q, n, c, g, a, t, x, o, u, b)
+SELECT r, k, t, i, l, q, n, c, $1, g, $2, a, j::jsonb, x, o, u, b
+FROM unnest($3::timestamptz[], $4::smallint[], $5::uuid[], $6::uuid[], $7::text[], $8::uuid[], $9::int[], $10::uuid[], $11::text[],
+    $12::text[], $13::text[], $14::text[], $15::uuid[], $16::uuid[], $17::uuid[]) AS v(r, k, t, i, l, q, n, c, g, a, j, x, o, u, b)
 ON CONFLICT DO NOTHING`
-	b.Queue(insert, c.TenantID, c.job.payload.CellID, s.cfg.Channel, s.cfg.Provider, requested, class, sendIDs, requests, indexes, contacts,
+	b.Queue(insert, s.cfg.Channel, s.cfg.Provider, requested, class, tenants, sendIDs, cells, requests, indexes, contacts,
 		categories, addresses, contents, correlations, origins, rules, blasts)
 	// One `queued` a send, and another when it starts over after it was given up.
 	const queued = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at)
-SELECT r, k, $1, i, 'queued', $2, '` + eventQueued + `' || $3::int, $3, now()
-FROM unnest($4::timestamptz[], $5::smallint[], $6::uuid[]) AS v(r, k, i)
-WHERE $3 = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
+SELECT r, k, t, i, 'queued', $1, '` + eventQueued + `' || g, g, now()
+FROM unnest($2::timestamptz[], $3::smallint[], $4::uuid[], $5::uuid[], $6::int[]) AS v(r, k, t, i, g)
+WHERE g = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
 ON CONFLICT DO NOTHING`
-	b.Queue(queued, c.TenantID, s.cfg.Provider, c.job.generation+1, requested, class, sendIDs)
+	b.Queue(queued, s.cfg.Provider, requested, class, tenants, sendIDs, generations)
 }

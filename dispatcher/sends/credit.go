@@ -20,78 +20,166 @@ import (
 // topic only to be parked behind it.
 const ReasonTenantBucket = "tenant_bucket"
 
-// refill gives a tenant's free credits to what waits, oldest first and
-// transactional before product, inside the transaction that freed one. The
-// marketing rail's jobs are the feeder's to meter.
-func (s *Store) refill(ctx context.Context, tx pgx.Tx, tenant uuid.UUID) ([]outbox.Message, error) {
-	if s.cfg.Rail != schemas.RailTransactional {
-		return nil, nil
+// refilling is a tenant to which credits came back.
+type refilling struct {
+	tenant uuid.UUID
+	slot   Slot
+}
+
+// refillSoon gives the free credits of tenants to what waits, in a transaction
+// of its own that nobody waits for: whoever gives a credit back need not lock
+// the tenant's rail for it. What a crash in between leaves, the sweep finds.
+func (s *Store) refillSoon(fs []finished) {
+	if s.cfg.Rail != schemas.RailTransactional { // the marketing rail's jobs are the feeder's to meter
+		return
 	}
+	seen := map[uuid.UUID]bool{}
+	var items []refilling
+	for _, f := range fs {
+		if !seen[f.c.TenantID] {
+			seen[f.c.TenantID] = true
+			items = append(items, refilling{f.c.TenantID, f.c.slot})
+		}
+	}
+	s.refills.offer(items)
+}
+
+// refillAll fills up tenants, and publishes on the lane of the last of those
+// who gave credits back: its slot is the process's.
+func (s *Store) refillAll(ctx context.Context, items []refilling) []error {
+	seen := map[uuid.UUID]bool{}
+	var tenants []uuid.UUID
+	for _, it := range items {
+		if !seen[it.tenant] {
+			seen[it.tenant] = true
+			tenants = append(tenants, it.tenant)
+		}
+	}
+	slot := items[len(items)-1].slot
+	var msgs []outbox.Message
+	err := pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) (err error) {
+		if msgs, err = s.fill(ctx, tx, tenants); err != nil {
+			return err
+		}
+		return s.publish(ctx, tx, slot.Lane, msgs)
+	})
+	if err == nil && len(msgs) > 0 && slot.Wake != nil {
+		slot.Wake()
+	}
+	return make([]error, len(items)) // the sweep repairs what did not land
+}
+
+// fill moves what may go from waiting to the topic, oldest first and
+// transactional before product, under the locks of the tenants' rails.
+func (s *Store) fill(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) ([]outbox.Message, error) {
 	// Seldom does anything wait. What is missed by looking before the lock, the
 	// sweep finds within its interval.
-	const look = `SELECT EXISTS (SELECT FROM core.processed_jobs WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = $2 AND state = 'waiting')`
-	var waits bool
-	if err := tx.QueryRow(ctx, look, s.worker, tenant).Scan(&waits); err != nil {
+	const look = `SELECT t FROM unnest($2::uuid[]) AS u(t)
+WHERE EXISTS (SELECT FROM core.processed_jobs WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = t AND state = 'waiting') ORDER BY t`
+	rows, err := tx.Query(ctx, look, s.worker, tenants)
+	if err != nil {
 		return nil, fmt.Errorf("look for waiting jobs: %w", err)
 	}
-	if !waits {
+	if tenants, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID]); err != nil {
+		return nil, fmt.Errorf("look for waiting jobs: %w", err)
+	}
+	if len(tenants) == 0 {
 		return nil, nil
 	}
-	return s.fill(ctx, tx, tenant)
+	if tenants, err = s.lockRails(ctx, tx, tenants); err != nil || len(tenants) == 0 {
+		return nil, err
+	}
+	free, product, err := s.freeCredits(ctx, tx, tenants)
+	if err != nil {
+		return nil, err
+	}
+	times, jobs, taken, err := s.waiting(ctx, tx, "transactional", tenants, free)
+	if err != nil {
+		return nil, err
+	}
+	for i, t := range tenants {
+		product[i] = min(product[i], free[i]-taken[t])
+	}
+	moreTimes, moreJobs, _, err := s.waiting(ctx, tx, "product", tenants, product)
+	if err != nil {
+		return nil, err
+	}
+	return s.enqueue(ctx, tx, append(times, moreTimes...), append(jobs, moreJobs...))
 }
 
-// fill moves what may go from waiting to the topic, under the lock of the
-// tenant's rail.
-func (s *Store) fill(ctx context.Context, tx pgx.Tx, tenant uuid.UUID) (msgs []outbox.Message, err error) {
-	const lock = `INSERT INTO messaging.tenant_rails (tenant_id, channel, rail) VALUES ($1, $2, $3)
-ON CONFLICT (tenant_id, channel, rail) DO UPDATE SET rail = EXCLUDED.rail`
-	if _, err := tx.Exec(ctx, lock, tenant, s.cfg.Channel, s.cfg.Rail); err != nil {
-		return nil, fmt.Errorf("lock a tenant's rail: %w", err)
+// lockRails locks the rails of tenants and gives those that it got: one that is
+// locked is being enqueued to or filled, and who waits for it would hold up the
+// others. The next credit that comes back fills it, or the sweep.
+func (s *Store) lockRails(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) ([]uuid.UUID, error) {
+	const ensure = `INSERT INTO messaging.tenant_rails (tenant_id, channel, rail)
+SELECT t, $2, $3 FROM unnest($1::uuid[]) AS u(t)
+WHERE NOT EXISTS (SELECT FROM messaging.tenant_rails r WHERE r.tenant_id = t AND r.channel = $2 AND r.rail = $3) ON CONFLICT DO NOTHING`
+	if _, err := tx.Exec(ctx, ensure, tenants, s.cfg.Channel, s.cfg.Rail); err != nil {
+		return nil, fmt.Errorf("make tenants' rails: %w", err)
 	}
-	const count = `SELECT count(*), count(*) FILTER (WHERE category = 'product') FROM core.processed_jobs
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = $2 AND state IN ('in_topic', 'claimed', 'parked')
-    AND (state <> 'parked' OR reason = '` + ReasonTenantBucket + `')`
-	var used, product int
-	if err := tx.QueryRow(ctx, count, s.worker, tenant).Scan(&used, &product); err != nil {
-		return nil, fmt.Errorf("count a tenant's credits: %w", err)
+	const lock = `SELECT tenant_id FROM messaging.tenant_rails WHERE tenant_id = ANY($1) AND channel = $2 AND rail = $3 FOR UPDATE SKIP LOCKED`
+	rows, err := tx.Query(ctx, lock, tenants, s.cfg.Channel, s.cfg.Rail)
+	if err != nil {
+		return nil, fmt.Errorf("lock tenants' rails: %w", err)
 	}
-	for _, part := range []struct {
-		category string
-		limit    int
-	}{{"transactional", s.cfg.Credits - used}, {"product", min(s.cfg.Credits-used, max(1, s.cfg.Credits/2)-product)}} {
-		more, err := s.enqueueWaiting(ctx, tx, tenant, part.category, min(part.limit, s.cfg.Credits-used-len(msgs)))
-		if err != nil {
-			return nil, err
-		}
-		msgs = append(msgs, more...)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		return nil, fmt.Errorf("lock tenants' rails: %w", err)
 	}
-	return msgs, nil
+	return got, nil
 }
 
-func (s *Store) enqueueWaiting(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, category string, limit int) ([]outbox.Message, error) {
-	if limit <= 0 {
-		return nil, nil
-	}
-	const sql = `SELECT id_time, job_id FROM core.processed_jobs
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = $2 AND state = 'waiting' AND category = $3
-ORDER BY not_before, id_time LIMIT $4 FOR UPDATE SKIP LOCKED`
-	rows, err := tx.Query(ctx, sql, s.worker, tenant, category, limit)
+// freeCredits gives each tenant's free credits, and how many of them product
+// messages may have.
+func (s *Store) freeCredits(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (free, product []int, err error) {
+	const sql = `SELECT count(j.job_id), count(j.job_id) FILTER (WHERE j.category = 'product')
+FROM unnest($2::uuid[]) WITH ORDINALITY AS u(t, n)
+LEFT JOIN core.processed_jobs j ON j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND j.state IN ('in_topic', 'claimed', 'parked')
+    AND (j.state <> 'parked' OR j.reason = '` + ReasonTenantBucket + `')
+GROUP BY u.n ORDER BY u.n`
+	rows, err := tx.Query(ctx, sql, s.worker, tenants)
 	if err != nil {
-		return nil, fmt.Errorf("find waiting jobs: %w", err)
+		return nil, nil, fmt.Errorf("count tenants' credits: %w", err)
 	}
-	type key struct {
-		At time.Time
-		ID uuid.UUID
-	}
-	keys, err := pgx.CollectRows(rows, pgx.RowToStructByPos[key])
+	var used, products int
+	_, err = pgx.ForEachRow(rows, []any{&used, &products}, func() error {
+		free, product = append(free, max(0, s.cfg.Credits-used)), append(product, max(0, max(1, s.cfg.Credits/2)-products))
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("find waiting jobs: %w", err)
+		return nil, nil, fmt.Errorf("count tenants' credits: %w", err)
 	}
-	times, jobs := make([]time.Time, len(keys)), make([]uuid.UUID, len(keys))
-	for i, k := range keys {
-		times[i], jobs[i] = k.At, k.ID
+	return free, product, nil
+}
+
+// waiting locks the oldest waiting jobs of a category, so many a tenant, and
+// says how many it found of each.
+func (s *Store) waiting(ctx context.Context, tx pgx.Tx, category string, tenants []uuid.UUID, limits []int) (times []time.Time, jobs []uuid.UUID, found map[uuid.UUID]int, err error) {
+	const sql = `SELECT u.t, w.id_time, w.job_id FROM unnest($2::uuid[], $3::bigint[]) WITH ORDINALITY AS u(t, free, n), LATERAL (
+    SELECT id_time, job_id, not_before FROM core.processed_jobs
+    WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = u.t AND state = 'waiting' AND category = $4
+    ORDER BY not_before, id_time LIMIT greatest(u.free, 0) FOR UPDATE SKIP LOCKED) w
+ORDER BY u.n, w.not_before, w.id_time`
+	free := make([]int64, len(limits))
+	for i, l := range limits {
+		free[i] = int64(l)
 	}
-	return s.enqueue(ctx, tx, times, jobs)
+	rows, err := tx.Query(ctx, sql, s.worker, tenants, free, category)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("find waiting jobs: %w", err)
+	}
+	found = map[uuid.UUID]int{}
+	var tenant, job uuid.UUID
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&tenant, &at, &job}, func() error {
+		times, jobs = append(times, at), append(jobs, job)
+		found[tenant]++
+		return nil
+	})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("find waiting jobs: %w", err)
+	}
+	return times, jobs, found, nil
 }
 
 // enqueue brings jobs whose rows the caller holds into the topic, and gives their
@@ -100,21 +188,12 @@ func (s *Store) enqueue(ctx context.Context, tx pgx.Tx, times []time.Time, jobs 
 	if len(jobs) == 0 {
 		return nil, nil
 	}
-	first, last := times[0], times[0]
-	for _, t := range times {
-		if t.Before(first) {
-			first = t
-		}
-		if t.After(last) {
-			last = t
-		}
-	}
 	const sql = `UPDATE core.processed_jobs j SET state = 'in_topic', turn = turn + 1, lease = NULL, lease_until = NULL, reason = NULL,
     waited = ` + waitedSoFar + `, not_before = NULL, updated_at = now()
 FROM unnest($1::timestamptz[], $2::uuid[]) AS u(t, i)
-WHERE j.id_time >= $4 AND j.id_time <= $5 AND j.id_time = u.t AND j.job_id = u.i AND j.worker = $3
+WHERE j.id_time = ANY($1) AND j.id_time = u.t AND j.job_id = u.i AND j.worker = $3
 RETURNING j.job_id, j.turn, j.tenant_id, coalesce(j.category, ''), j.payload, j.expires_at, now()`
-	rows, err := tx.Query(ctx, sql, times, jobs, s.worker, first, last)
+	rows, err := tx.Query(ctx, sql, times, jobs, s.worker)
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), err)
 	}

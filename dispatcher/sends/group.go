@@ -31,6 +31,20 @@ func newGroup[T any](work func(ctx context.Context, items []T) []error) *group[T
 	return &group[T]{work: work}
 }
 
+// offer has items done that nobody waits for.
+func (g *group[T]) offer(items []T) {
+	g.mu.Lock()
+	for _, it := range items {
+		g.waiting = append(g.waiting, member[T]{it, make(chan error, 1)})
+	}
+	lead := !g.busy && len(g.waiting) > 0
+	g.busy = g.busy || lead
+	g.mu.Unlock()
+	if lead {
+		go g.rounds()
+	}
+}
+
 // do waits until the item's round is over, or ctx ends; then the round may
 // still do it.
 func (g *group[T]) do(ctx context.Context, item T) error {

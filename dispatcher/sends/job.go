@@ -3,7 +3,6 @@ package sends
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -32,24 +31,44 @@ type job struct {
 	now          time.Time // the transaction's, by the database's clock
 }
 
-// lock reads a job's row and keeps it; ok is false where there is none.
-func (s *Store) lock(ctx context.Context, tx pgx.Tx, ref Ref) (j job, ok bool, err error) {
-	const sql = `SELECT j.state, j.turn, coalesce(j.category, ''), j.state = 'claimed' AND j.lease_until > clock_timestamp() AND ` + holderAlive + `,
+const lockSQL = `SELECT j.job_id, j.id_time, j.state, j.turn, coalesce(j.category, ''), j.state = 'claimed' AND j.lease_until > clock_timestamp() AND ` + holderAlive + `,
     j.payload, j.attempts, j.first_attempt, ` + waitedSoFar + `, j.generation, coalesce(j.expires_at <= clock_timestamp(), false), now(), j.tenant_id, j.lease
-FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id = $3 FOR UPDATE OF j`
-	j.Ref, j.at = ref, ids.Time(ref.JobID)
-	var payload []byte
-	var turn int32
-	var tenant *uuid.UUID
-	err = tx.QueryRow(ctx, sql, j.at, s.worker, ref.JobID).Scan(&j.state, &turn, &j.category, &j.alive, &payload, &j.attempts,
-		&j.firstAttempt, &j.waited, &j.generation, &j.expired, &j.now, &tenant, &j.lease)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return j, false, nil
+FROM core.processed_jobs j WHERE j.id_time = ANY($1) AND j.worker = $2 AND j.job_id = ANY($3)
+ORDER BY j.id_time, j.job_id FOR UPDATE OF j`
+
+// lock reads the jobs' rows and keeps them, in the order in which everybody
+// locks them; a job without a row is absent.
+func (s *Store) lock(ctx context.Context, tx pgx.Tx, qs []*claiming) (map[uuid.UUID]job, error) {
+	times, jobs := make([]time.Time, len(qs)), make([]uuid.UUID, len(qs))
+	for i, q := range qs {
+		times[i], jobs[i] = ids.Time(q.ref.JobID), q.ref.JobID
 	}
+	rows, err := tx.Query(ctx, lockSQL, times, s.worker, jobs)
 	if err != nil {
-		return j, false, fmt.Errorf("read job %s: %w", ref.JobID, err)
+		return nil, fmt.Errorf("read %d jobs: %w", len(qs), err)
 	}
-	j.Turn = turn
+	out := make(map[uuid.UUID]job, len(qs))
+	for rows.Next() {
+		j, err := scanJob(rows)
+		if err != nil {
+			rows.Close()
+			return nil, err
+		}
+		out[j.JobID] = j
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read %d jobs: %w", len(qs), err)
+	}
+	return out, nil
+}
+
+func scanJob(row pgx.Row) (j job, err error) {
+	var payload []byte
+	var tenant *uuid.UUID
+	if err := row.Scan(&j.JobID, &j.at, &j.state, &j.Turn, &j.category, &j.alive, &payload, &j.attempts,
+		&j.firstAttempt, &j.waited, &j.generation, &j.expired, &j.now, &tenant, &j.lease); err != nil {
+		return j, fmt.Errorf("read a job: %w", err)
+	}
 	if tenant != nil {
 		j.TenantID = *tenant
 	}
@@ -59,10 +78,10 @@ FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id =
 			Uncertain *int `json:"uncertain"`
 		}{&j.payload, &j.uncertain}
 		if err := json.Unmarshal(payload, &p); err != nil {
-			return j, false, fmt.Errorf("read the payload of job %s: %w", ref.JobID, err)
+			return j, fmt.Errorf("read the payload of job %s: %w", j.JobID, err)
 		}
 	}
-	return j, true, nil
+	return j, nil
 }
 
 // bounds gives the times between which the messages' sends lie: the predicate

@@ -167,8 +167,8 @@ JOIN messaging.provider_messages p ON p.provider_message_id = u.m AND p.provider
 	// A send's own time is its request's; the id keeps it to the millisecond.
 	const sql = `SELECT u.i, s.requested_at, s.retention_months, s.tenant_id, s.send_id, s.cell_id, s.contact_id, s.channel, s.category, s.address, s.correlation_id, s.origin_event_id
 FROM unnest($1::int[], $2::uuid[], $3::timestamptz[]) AS u(i, id, t)
-JOIN messaging.sends s ON s.requested_at >= u.t AND s.requested_at < u.t + interval '1 millisecond' AND s.send_id = u.id
-WHERE s.requested_at >= $4 AND s.requested_at < $5`
+CROSS JOIN LATERAL (SELECT * FROM messaging.sends f WHERE f.requested_at >= $4 AND f.requested_at < $5
+    AND f.requested_at >= u.t AND f.requested_at < u.t + interval '1 millisecond' AND f.send_id = u.id LIMIT 1) s`
 	rows, err = tx.Query(ctx, sql, idx, tags, times, slices.MinFunc(times, time.Time.Compare), slices.MaxFunc(times, time.Time.Compare).Add(time.Millisecond))
 	if err != nil {
 		return nil, fmt.Errorf("find %d sends: %w", len(tags), err)

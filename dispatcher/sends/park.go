@@ -28,26 +28,19 @@ func (s *Store) Park(ctx context.Context, slot Slot, jobs []Parking, reason stri
 	}
 	n := len(jobs)
 	times, refs, turns, delays := make([]time.Time, n), make([]uuid.UUID, n), make([]int32, n), make([]time.Duration, n)
-	first, last := ids.Time(jobs[0].JobID), ids.Time(jobs[0].JobID)
 	for i, j := range jobs {
 		times[i], refs[i], turns[i], delays[i] = ids.Time(j.JobID), j.JobID, j.Turn, j.Delay
-		if times[i].Before(first) {
-			first = times[i]
-		}
-		if times[i].After(last) {
-			last = times[i]
-		}
 	}
 	err := pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
 		const sql = `WITH mine AS (
     SELECT j.id_time, j.job_id, u.d FROM unnest($1::timestamptz[], $2::uuid[], $3::int[], $4::interval[]) AS u(t, i, n, d)
     JOIN core.processed_jobs j ON j.id_time = u.t AND j.job_id = u.i AND j.turn = u.n
-    WHERE j.id_time >= $7 AND j.id_time <= $8 AND j.worker = $5 AND j.state = 'in_topic'
+    WHERE j.id_time = ANY($1) AND j.worker = $5 AND j.state = 'in_topic'
     ORDER BY j.id_time, j.job_id FOR UPDATE OF j SKIP LOCKED
 )
 UPDATE core.processed_jobs j SET state = 'parked', reason = $6, not_before = clock_timestamp() + mine.d, waited = ` + waitedSoFar + `, updated_at = now()
-FROM mine WHERE j.id_time >= $7 AND j.id_time <= $8 AND j.id_time = mine.id_time AND j.job_id = mine.job_id AND j.worker = $5`
-		_, err := tx.Exec(ctx, sql, times, refs, turns, delays, s.worker, reason, first, last)
+FROM mine WHERE j.id_time = ANY($1) AND j.id_time = mine.id_time AND j.job_id = mine.job_id AND j.worker = $5`
+		_, err := tx.Exec(ctx, sql, times, refs, turns, delays, s.worker, reason)
 		return err
 	})
 	if err != nil {

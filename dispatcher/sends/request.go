@@ -90,11 +90,3 @@ func without[T any](in []T, i int) []T {
 	out := make([]T, 0, len(in)-1)
 	return append(append(out, in[:i]...), in[i+1:]...)
 }
-
-// storeRequest keeps a generation's bytes before they leave.
-func (s *Store) storeRequest(b *pgx.Batch, j job, f frozen, lease uuid.UUID) {
-	const sql = `INSERT INTO messaging.send_requests (created_at, worker, job_id, id_time, generation, provider, endpoint, idempotency_key, body, send_ids, lease, attempts)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 1)`
-	b.Queue(sql, f.createdAt, s.worker, j.JobID, j.at, f.generation, f.provider, f.request.Endpoint, f.request.IdempotencyKey,
-		s.zenc.EncodeAll(f.request.Body, nil), f.sendIDs, lease)
-}

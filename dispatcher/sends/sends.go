@@ -78,12 +78,14 @@ type Deps struct {
 
 // Store is one rail's jobs and sends. It is safe for concurrent use.
 type Store struct {
-	cfg    Config
-	worker string
-	deps   Deps
-	zenc   *zstd.Encoder
-	zdec   *zstd.Decoder
-	steps  *group[finished]
+	cfg     Config
+	worker  string
+	deps    Deps
+	zenc    *zstd.Encoder
+	zdec    *zstd.Decoder
+	steps   *group[finished]
+	claims  *group[*claiming]
+	refills *group[refilling]
 
 	mu        sync.Mutex
 	templates map[templateKey]*template
@@ -119,7 +121,7 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, worker: schemas.RailWorker(cfg.Channel, cfg.Rail), deps: deps, zenc: enc, zdec: dec,
 		templates: map[templateKey]*template{}}
-	s.steps = newGroup(s.applyAll)
+	s.steps, s.claims, s.refills = newGroup(s.applyAll), newGroup(s.claimAll), newGroup(s.refillAll)
 	return s, nil
 }
 
@@ -150,6 +152,7 @@ type Slot struct {
 	N     int
 	Epoch int64
 	Lane  outbox.Lane
+	Wake  func() // has the lane's relay look after a commit that its caller does not see; may be nil
 }
 
 // NewLease makes a job's lease, which names its slot: four bytes of slot, eight
@@ -191,22 +194,15 @@ func (s *Store) Peek(ctx context.Context, refs []Ref) (map[uuid.UUID]Peeked, err
 		return nil, nil
 	}
 	jobs, times := make([]uuid.UUID, len(refs)), make([]time.Time, len(refs))
-	first, last := ids.Time(refs[0].JobID), ids.Time(refs[0].JobID)
 	for i, r := range refs {
 		jobs[i], times[i] = r.JobID, ids.Time(r.JobID)
-		if times[i].Before(first) {
-			first = times[i]
-		}
-		if times[i].After(last) {
-			last = times[i]
-		}
 	}
 	const sql = `SELECT j.job_id, j.state, j.turn, coalesce(j.category, ''), j.expires_at,
     j.state = 'claimed' AND j.lease_until > clock_timestamp() AND ` + holderAlive + `
 FROM unnest($1::uuid[], $2::timestamptz[]) AS u(job_id, id_time)
 JOIN core.processed_jobs j ON j.id_time = u.id_time AND j.job_id = u.job_id
-WHERE j.id_time >= $3 AND j.id_time <= $4 AND j.worker = $5`
-	rows, err := s.deps.Pool.Query(ctx, sql, jobs, times, first, last, s.worker)
+WHERE j.id_time = ANY($2) AND j.worker = $3`
+	rows, err := s.deps.Pool.Query(ctx, sql, jobs, times, s.worker)
 	if err != nil {
 		return nil, fmt.Errorf("look up %d jobs: %w", len(refs), err)
 	}

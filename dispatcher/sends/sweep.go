@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -136,10 +137,12 @@ func (s *Store) shut(ctx context.Context, tx pgx.Tx, c *Claimed, v gates.Verdict
 			s.queueBlocked(&b, c, m, v)
 		}
 	}
-	changes, err := s.queueOutcomes(ctx, &b, c, outcomes)
+	var rows outcomeRows
+	changes, err := s.outcomes(ctx, &b, &rows, c, outcomes)
 	if err != nil {
 		return nil, err
 	}
+	rows.queue(&b)
 	return changes, flush(ctx, tx, &b, "record shut gates")
 }
 
@@ -240,7 +243,7 @@ ORDER BY j.id_time, j.job_id LIMIT $3 FOR UPDATE OF j SKIP LOCKED`
 	}
 	const wait = `UPDATE core.processed_jobs j SET state = 'waiting', reason = NULL, waited = ` + waitedSoFar + `, not_before = j.id_time, updated_at = now()
 FROM unnest($2::timestamptz[], $3::uuid[]) AS u(t, i)
-WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.id_time = u.t AND j.job_id = u.i`
+WHERE j.id_time = ANY($2) AND j.worker = $1 AND j.id_time = u.t AND j.job_id = u.i`
 	if _, err := tx.Exec(ctx, wait, s.worker, times, jobs); err != nil {
 		return 0, nil, fmt.Errorf("let held jobs go: %w", err)
 	}
@@ -252,13 +255,12 @@ func (s *Store) fillAll(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (n 
 	if s.cfg.Rail == schemas.RailMarketing {
 		return 0, nil, nil
 	}
-	for _, tenant := range tenants { // sorted by openTenants: the rails' rows are locked in one order
-		more, err := s.refill(ctx, tx, tenant)
+	for chunk := range slices.Chunk(tenants, max(1, maxSweep/s.cfg.Credits)) { // sorted by openTenants: the rails' rows are locked in one order
+		more, err := s.fill(ctx, tx, chunk)
 		if err != nil {
 			return 0, nil, err
 		}
-		msgs = append(msgs, more...)
-		if len(msgs) >= maxSweep {
+		if msgs = append(msgs, more...); len(msgs) >= maxSweep {
 			break
 		}
 	}

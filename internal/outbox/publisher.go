@@ -203,6 +203,9 @@ func (p *Publisher) run(ctx context.Context) error {
 	if cause := context.Cause(ctx); errors.Is(cause, ErrFenced) {
 		return cause
 	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = p.move(last) // saves the successor repeats, no more
 	return err
 }
 

@@ -1,0 +1,80 @@
+package sends_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/testkit"
+)
+
+// A day's partition is written and read before it has statistics, and a backlog
+// is deep: neither may make a claim or an outcome read what it does not need.
+// Pages read are compared, not times.
+func TestPlansDoNotReadTheBacklog(t *testing.T) { // F37
+	t.Parallel()
+	pool := testkit.Pool(t)
+	const worker = "rail:email.transactional"
+	read := map[string]map[int]int{}
+	for _, depth := range []int{500, 20_000} {
+		_, err := pool.Exec(t.Context(), `DELETE FROM core.processed_jobs WHERE id_time > now() - interval '2 days'`)
+		require.NoError(t, err)
+		_, err = pool.Exec(t.Context(), `INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, lease)
+SELECT date_trunc('milliseconds', now() - i / 4 * interval '1 millisecond'), $1, gen_random_uuid(), 'claimed', gen_random_uuid(), 'transactional', '{}', gen_random_uuid()
+FROM generate_series(1, $2::int) i`, worker, depth)
+		require.NoError(t, err)
+		rows, err := pool.Query(t.Context(), `SELECT id_time, job_id FROM core.processed_jobs WHERE id_time > now() - interval '2 days' ORDER BY md5(job_id::text) LIMIT 50`)
+		require.NoError(t, err)
+		var times []time.Time
+		var jobs []uuid.UUID
+		var at time.Time
+		var job uuid.UUID
+		_, err = pgx.ForEachRow(rows, []any{&at, &job}, func() error { times, jobs = append(times, at), append(jobs, job); return nil })
+		require.NoError(t, err)
+		n := len(jobs)
+		states, none := make([]string, n), make([]string, n)
+		for i := range states {
+			states[i] = "sent"
+		}
+		for name, q := range map[string]struct {
+			sql  string
+			args []any
+		}{
+			"lock":  {sends.LockSQL, []any{times, worker, jobs}},
+			"claim": {sends.ClaimSQL, []any{times, jobs, jobs, make([]int32, n), time.Minute, worker}},
+			"ours":  {sends.OursSQL, []any{times, worker, jobs, make([]int32, n), jobs}},
+			"step":  {sends.StepSQL, []any{times, jobs, states, none, make([]int32, n), make([]time.Duration, n), make([]bool, n), worker}},
+		} {
+			if read[name] == nil {
+				read[name] = map[int]int{}
+			}
+			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				read[name][depth] = pages(t, tx, q.sql, q.args...)
+				return nil
+			}))
+		}
+	}
+	for name, at := range read {
+		require.Less(t, at[20_000], 4*at[500], "%s: %v", name, at)
+	}
+}
+
+// pages is how many pages a statement touches.
+func pages(t *testing.T, tx pgx.Tx, sql string, args ...any) int {
+	t.Helper()
+	var out []byte
+	require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) "+sql, args...).Scan(&out))
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(out, &plans))
+	return plans[0].Plan.Hit + plans[0].Plan.Read
+}
