@@ -6,4 +6,5 @@ const (
 	ClaimSQL = claimSQL
 	OursSQL  = oursSQL
 	StepSQL  = stepSQL
+	ParkSQL  = parkSQL
 )

@@ -19,6 +19,16 @@ type Parking struct {
 	Delay time.Duration
 }
 
+// The state is asked for in a form that matches no index: see oursSQL.
+const parkSQL = `WITH mine AS (
+    SELECT j.id_time, j.job_id, u.d FROM unnest($1::timestamptz[], $2::uuid[], $3::int[], $4::interval[]) AS u(t, i, n, d)
+    JOIN core.processed_jobs j ON j.id_time = u.t AND j.job_id = u.i AND j.turn = u.n
+    WHERE j.id_time = ANY($1) AND j.worker = $5 AND (j.state = 'in_topic') IS TRUE
+    ORDER BY j.id_time, j.job_id FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE core.processed_jobs j SET state = 'parked', reason = $6, not_before = clock_timestamp() + mine.d, waited = ` + waitedSoFar + `, updated_at = now()
+FROM mine WHERE j.id_time = ANY($1) AND j.id_time = mine.id_time AND j.job_id = mine.job_id AND j.worker = $5`
+
 // Park puts jobs that wait in the topic aside until their time, in one
 // transaction; what is not in the topic under its turn any more is left alone.
 // Except behind a tenant's own bucket, the credits go to what waits.
@@ -32,15 +42,7 @@ func (s *Store) Park(ctx context.Context, slot Slot, jobs []Parking, reason stri
 		times[i], refs[i], turns[i], delays[i] = ids.Time(j.JobID), j.JobID, j.Turn, j.Delay
 	}
 	err := pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
-		const sql = `WITH mine AS (
-    SELECT j.id_time, j.job_id, u.d FROM unnest($1::timestamptz[], $2::uuid[], $3::int[], $4::interval[]) AS u(t, i, n, d)
-    JOIN core.processed_jobs j ON j.id_time = u.t AND j.job_id = u.i AND j.turn = u.n
-    WHERE j.id_time = ANY($1) AND j.worker = $5 AND j.state = 'in_topic'
-    ORDER BY j.id_time, j.job_id FOR UPDATE OF j SKIP LOCKED
-)
-UPDATE core.processed_jobs j SET state = 'parked', reason = $6, not_before = clock_timestamp() + mine.d, waited = ` + waitedSoFar + `, updated_at = now()
-FROM mine WHERE j.id_time = ANY($1) AND j.id_time = mine.id_time AND j.job_id = mine.job_id AND j.worker = $5`
-		_, err := tx.Exec(ctx, sql, times, refs, turns, delays, s.worker, reason)
+		_, err := tx.Exec(ctx, parkSQL, times, refs, turns, delays, s.worker, reason)
 		return err
 	})
 	if err != nil {

@@ -101,29 +101,39 @@ func (s *Store) applyAll(ctx context.Context, fs []finished) []error {
 	return errs
 }
 
-const oursSQL = `SELECT j.job_id FROM core.processed_jobs j
-JOIN unnest($1::timestamptz[], $3::uuid[], $4::int[], $5::uuid[]) AS u(at, job, turn, lease) ON j.id_time = u.at AND j.job_id = u.job
-WHERE j.id_time = ANY($1) AND j.worker = $2 AND j.turn = u.turn AND j.lease = u.lease AND j.state = 'claimed'
+// The state is looked at afterwards: asked for here, it would lead a planner
+// without statistics to the index of all open jobs.
+const oursSQL = `SELECT j.job_id, j.turn, CASE WHEN j.state = 'claimed' THEN j.lease END FROM core.processed_jobs j
+WHERE j.id_time = ANY($1) AND j.worker = $2 AND j.job_id = ANY($3)
 ORDER BY j.id_time, j.job_id FOR UPDATE OF j`
 
 // stillOurs locks the jobs, in one order, and says which have our lease.
 func (s *Store) stillOurs(ctx context.Context, tx pgx.Tx, fs []finished) (map[uuid.UUID]bool, error) {
-	n := len(fs)
-	times, jobs, turns, leases := make([]time.Time, n), make([]uuid.UUID, n), make([]int32, n), make([]uuid.UUID, n)
+	times, jobs := make([]time.Time, len(fs)), make([]uuid.UUID, len(fs))
 	for i, f := range fs {
-		times[i], jobs[i], turns[i], leases[i] = f.c.job.at, f.c.JobID, f.c.Turn, f.c.Lease
+		times[i], jobs[i] = f.c.job.at, f.c.JobID
 	}
-	rows, err := tx.Query(ctx, oursSQL, times, s.worker, jobs, turns, leases)
+	rows, err := tx.Query(ctx, oursSQL, times, s.worker, jobs)
 	if err != nil {
 		return nil, fmt.Errorf("lock claimed jobs: %w", err)
 	}
-	ours, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	type grip struct {
+		turn  int32
+		lease uuid.NullUUID
+	}
+	is := make(map[uuid.UUID]grip, len(fs))
+	var id uuid.UUID
+	var g grip
+	_, err = pgx.ForEachRow(rows, []any{&id, &g.turn, &g.lease}, func() error {
+		is[id] = g
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("lock claimed jobs: %w", err)
 	}
-	held := make(map[uuid.UUID]bool, len(ours))
-	for _, id := range ours {
-		held[id] = true
+	held := make(map[uuid.UUID]bool, len(is))
+	for _, f := range fs {
+		held[f.c.JobID] = is[f.c.JobID] == grip{f.c.Turn, uuid.NullUUID{UUID: f.c.Lease, Valid: true}}
 	}
 	return held, nil
 }
