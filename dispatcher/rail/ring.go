@@ -25,6 +25,47 @@ type queue struct {
 	lanes  [2][]*item
 	askAt  time.Time // the buckets said: not before
 	inRing bool
+
+	// While the tenant's own bucket is what holds it up: when that has its next
+	// token, and how far apart they come. A zero own is not known to.
+	own   time.Time
+	every time.Duration
+}
+
+// refused keeps what the tenant's own bucket said.
+func (q *queue) refused(own time.Time, every time.Duration) { q.own, q.every = own, every }
+
+// granted moves on to the token after the one that was just had. A bucket that
+// had more than one again holds nobody up.
+func (q *queue) granted(now time.Time) {
+	if q.own.IsZero() || now.Sub(q.own) > q.every {
+		q.own = time.Time{}
+		return
+	}
+	q.own = q.own.Add(q.every)
+}
+
+// behind removes what the tenant's own bucket lets go later than in patience,
+// and gives for each how long it takes.
+func (q *queue) behind(now time.Time, patience time.Duration) (items []*item, delays []time.Duration) {
+	if q.own.IsZero() || q.every <= 0 {
+		return nil, nil
+	}
+	first := max(q.own.Sub(now), 0)
+	keep := 0
+	if first <= patience {
+		keep = 1 + int((patience-first)/q.every)
+	}
+	n := 0
+	for l, lane := range q.lanes {
+		stay := min(max(keep-n, 0), len(lane))
+		for i, it := range lane[stay:] {
+			items, delays = append(items, it), append(delays, first+time.Duration(n+stay+i)*q.every)
+		}
+		n += len(lane)
+		q.lanes[l] = lane[:stay:stay]
+	}
+	return items, delays
 }
 
 func (q *queue) head(now time.Time) (*item, time.Time) {
@@ -137,6 +178,17 @@ func (r *ring) take(it *item) bool {
 	}
 	r.size--
 	return true
+}
+
+// behind removes, over all tenants, what their own buckets let go later than in
+// patience.
+func (r *ring) behind(now time.Time, patience time.Duration) (items []*item, delays []time.Duration) {
+	for _, q := range r.order {
+		its, ds := q.behind(now, patience)
+		items, delays = append(items, its...), append(delays, ds...)
+	}
+	r.size -= len(items)
+	return items, delays
 }
 
 // takeIf removes every job that f names.

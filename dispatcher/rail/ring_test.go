@@ -53,6 +53,36 @@ func TestRing(t *testing.T) {
 		it, _, _ = r.next(now.Add(time.Second))
 		require.NotNil(t, it)
 	})
+	t.Run("PutsAsideWhatItsTenantsBucketHoldsUpWheneverItCame", func(t *testing.T) { // I49
+		t.Parallel()
+		r := newRing()
+		queued(r, a, 0, 3)
+		queued(r, a, 1, 2)
+		theirs := queued(r, b, 0, 50)
+		_, q, _ := r.next(now)
+		q.refused(now.Add(200*time.Millisecond), 500*time.Millisecond)
+		items, delays := r.behind(now, 800*time.Millisecond)
+		require.Len(t, items, 3)
+		require.Equal(t, []int{0, 1, 1}, []int{items[0].lane, items[1].lane, items[2].lane}, "transactional stays longest")
+		require.Equal(t, []time.Duration{1200 * time.Millisecond, 1700 * time.Millisecond, 2200 * time.Millisecond}, delays)
+		require.Equal(t, 2+len(theirs), r.size)
+
+		later := queued(r, a, 0, 1) // comes after the refusal
+		items, _ = r.behind(now, 800*time.Millisecond)
+		require.Equal(t, later, items)
+
+		require.True(t, r.take(q.lanes[0][0]))
+		q.granted(now.Add(210 * time.Millisecond)) // just in time: the next is an interval later
+		queued(r, a, 0, 2)
+		items, delays = r.behind(now.Add(210*time.Millisecond), 800*time.Millisecond)
+		require.Len(t, items, 2)
+		require.Equal(t, 990*time.Millisecond, delays[0])
+
+		q.granted(now.Add(time.Minute)) // the bucket has filled meanwhile
+		queued(r, a, 0, 100)
+		items, _ = r.behind(now.Add(time.Minute), 800*time.Millisecond)
+		require.Empty(t, items)
+	})
 	t.Run("TakesTransactionalBeforeProductOfOneTenant", func(t *testing.T) {
 		t.Parallel()
 		r := newRing()

@@ -34,6 +34,7 @@ func (w *Worker) schedule(ctx context.Context) {
 // nextGranted waits for a job that has its token; nil when ctx ends.
 func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 	for {
+		w.parkBehind(time.Now())
 		it, q, wait := w.pickNext(time.Now())
 		if it == nil {
 			if !w.rest(ctx, wait) {
@@ -51,10 +52,14 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 		}
 		if !ans.Granted {
 			q.askAt = asked.Add(ans.Wait)
+			if ans.Reason == ratelimit.Tenant {
+				q.refused(q.askAt, ans.TenantInterval)
+			}
+			w.health.abort()
 			w.mu.Unlock()
-			w.refused(it, ans)
 			continue
 		}
+		q.granted(asked)
 		ok := w.ring.take(it)
 		if ok {
 			it.entry.w.fly(it.entry)
@@ -112,40 +117,25 @@ func (w *Worker) rest(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// refused deals with an ask that got no token. What its tenant's own bucket
-// holds up for longer than a tenth of the budget is parked; a provider's block
-// parks nothing: the backlog stays where its age is seen.
-func (w *Worker) refused(it *item, ans bucket.Answer) {
+// parkBehind puts aside what its tenant's own bucket holds up for longer than a
+// tenth of the budget, whenever it came: the rest of a tenant's backlog must
+// not age in the topic, where it would look like a rail that is behind. A
+// provider's block parks nothing: there the age tells the truth.
+func (w *Worker) parkBehind(now time.Time) {
 	w.mu.Lock()
-	w.health.abort()
-	if ans.Reason != ratelimit.Tenant || ans.TenantInterval <= 0 {
-		w.mu.Unlock()
-		return
-	}
-	patience := w.cfg.Budget / 10
-	n := 0
-	delays := map[*item]time.Duration{}
-	parked := w.ring.takeIf(func(other *item) bool {
-		if other.ref.TenantID != it.ref.TenantID {
-			return false
-		}
-		delay := ans.Wait + time.Duration(n)*ans.TenantInterval
-		n++
-		delays[other] = delay
-		return delay > patience
-	})
-	for _, p := range parked {
-		p.entry.w.fly(p.entry)
+	items, delays := w.ring.behind(now, w.cfg.Budget/10)
+	for _, it := range items {
+		it.entry.w.fly(it.entry)
 	}
 	w.mu.Unlock()
-	if len(parked) == 0 {
+	if len(items) == 0 {
 		return
 	}
-	waits := make([]sends.Parking, len(parked))
-	for i, p := range parked {
-		waits[i] = sends.Parking{Ref: p.ref, Delay: min(delays[p], time.Minute)}
+	waits := make([]sends.Parking, len(items))
+	for i, it := range items {
+		waits[i] = sends.Parking{Ref: it.ref, Delay: min(delays[i], time.Minute)}
 	}
-	w.senders.Go(func() { w.park(parked, waits) })
+	w.senders.Go(func() { w.park(items, waits) })
 }
 
 // park puts queued jobs aside in one transaction and lets their offsets go.
