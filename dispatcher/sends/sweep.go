@@ -86,11 +86,11 @@ SELECT tenant_id FROM t WHERE tenant_id IS NOT NULL`
 
 // expire ends jobs whose message came too late while nobody worked on them.
 // What is in the topic finds that out at its claim.
-func (s *Store) expire(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int, []outbox.Message, error) {
+func (s *Store) expire(ctx context.Context, tx pgx.Tx, _ []uuid.UUID) (int, []outbox.Message, error) {
 	const sql = `SELECT id_time, job_id, turn, tenant_id, generation, payload, now() FROM core.processed_jobs
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = ANY($2) AND state IN ('waiting', 'parked', 'held') AND expires_at <= now()
-ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED`
-	rows, err := tx.Query(ctx, sql, s.worker, tenants, maxSweep)
+WHERE id_time > now() - interval '40 days' AND worker = $1 AND state IN ('waiting', 'parked', 'held') AND expires_at <= now()
+ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED`
+	rows, err := tx.Query(ctx, sql, s.worker, maxSweep)
 	if err != nil {
 		return 0, nil, fmt.Errorf("find expired jobs: %w", err)
 	}
@@ -159,13 +159,13 @@ ORDER BY j.id_time, j.job_id LIMIT $3 FOR UPDATE OF j SKIP LOCKED`
 	}
 	const uncertain = `UPDATE messaging.send_requests q SET uncertain = true FROM core.processed_jobs j
 WHERE q.created_at > now() - interval '4 days' AND q.job_id = ANY($2) AND q.settled IS NULL
-    AND j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.job_id = q.job_id AND j.generation = q.generation`
-	if _, err := tx.Exec(ctx, uncertain, s.worker, jobs); err != nil {
+    AND j.id_time = ANY($3) AND j.worker = $1 AND j.job_id = q.job_id AND j.generation = q.generation`
+	if _, err := tx.Exec(ctx, uncertain, s.worker, jobs, times); err != nil {
 		return 0, nil, fmt.Errorf("mark requests of dead workers: %w", err)
 	}
 	const remember = `UPDATE core.processed_jobs SET payload = jsonb_set(payload, '{uncertain}', to_jsonb(generation))
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND job_id = ANY($2) AND generation > 0`
-	if _, err := tx.Exec(ctx, remember, s.worker, jobs); err != nil {
+WHERE id_time = ANY($3) AND worker = $1 AND job_id = ANY($2) AND generation > 0`
+	if _, err := tx.Exec(ctx, remember, s.worker, jobs, times); err != nil {
 		return 0, nil, fmt.Errorf("mark jobs of dead workers: %w", err)
 	}
 	msgs, err := s.enqueue(ctx, tx, times, jobs)
@@ -203,7 +203,7 @@ func (s *Store) unpark(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int
     ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED
 )
 UPDATE core.processed_jobs j SET state = 'waiting', reason = NULL, waited = ` + waitedSoFar + `, not_before = j.id_time, updated_at = now()
-FROM due WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.id_time = due.id_time AND j.job_id = due.job_id`
+FROM due WHERE j.id_time = ANY(ARRAY(SELECT id_time FROM due)) AND j.worker = $1 AND j.id_time = due.id_time AND j.job_id = due.job_id`
 		tag, err := tx.Exec(ctx, wait, s.worker, tenants, maxSweep)
 		if err != nil {
 			return 0, nil, fmt.Errorf("unpark jobs: %w", err)

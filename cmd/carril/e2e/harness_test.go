@@ -331,3 +331,15 @@ func getJSON(t *testing.T, url string, into any) {
 	require.Equal(t, http.StatusOK, resp.StatusCode, url)
 	require.NoError(t, json.NewDecoder(resp.Body).Decode(into))
 }
+
+// one reads a single value.
+func (d database) one(into any, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, d.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	return conn.QueryRow(ctx, sql, args...).Scan(into)
+}
