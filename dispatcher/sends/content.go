@@ -132,7 +132,7 @@ ON CONFLICT DO NOTHING`
 	const queued = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at)
 SELECT r, k, t, i, 'queued', $1, '` + eventQueued + `' || g, g, now()
 FROM unnest($2::timestamptz[], $3::smallint[], $4::uuid[], $5::uuid[], $6::int[]) AS v(r, k, t, i, g)
-WHERE g = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
+WHERE g = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = ANY($2) AND h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
 ON CONFLICT DO NOTHING`
 	b.Queue(queued, s.cfg.Provider, requested, class, tenants, sendIDs, generations)
 }

@@ -47,7 +47,8 @@ const lagging = 20 * time.Hour
 
 // lookBack finds the oldest day that has pending rows.
 func (d *Dispatcher) lookBack(ctx context.Context) error {
-	const sql = `SELECT extract(epoch FROM min(day))::bigint FROM generate_series(date_trunc('day', $1::timestamptz, 'UTC'), $2::timestamptz, interval '1 day') day
+	const sql = `-- all partitions: a day at a time, each ruled in when it is executed
+SELECT extract(epoch FROM min(day))::bigint FROM generate_series(date_trunc('day', $1::timestamptz, 'UTC'), $2::timestamptz, interval '1 day') day
 CROSS JOIN LATERAL (SELECT FROM core.webhook_deliveries d
     WHERE d.created_at >= day AND d.created_at < day + interval '1 day' AND d.state = 'pending' LIMIT 1) one`
 	known := d.oldest.Load()
