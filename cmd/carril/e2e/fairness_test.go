@@ -118,3 +118,42 @@ func TestACodeDoesNotWaitBehindABlastOfRequests(t *testing.T) { // I1
 	c.db.await(people, 10*time.Minute, `SELECT count(*) FROM messaging.decisions WHERE received_at > '-infinity' AND reason = 'consent_missing'`)
 	require.Equal(t, 8, c.sent(), "nobody has agreed to marketing")
 }
+
+// TestEffectsAreThereWithinTheBudget posts events at a steady rate and asks the
+// database when each had its points and its queued message (FS-CORE-0006 AC5).
+// The times are those at which the effects' transactions began; their end is
+// bounded by when the next stage's began, the provider's status last.
+func TestEffectsAreThereWithinTheBudget(t *testing.T) {
+	const events = 300
+	c := newCluster(t)
+	for _, role := range []string{"maintain", "process", "dispatch"} {
+		start(t, c.env, role)
+	}
+	c.ingest(0)
+	l, at := newLedger(), time.Now()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var posts sync.WaitGroup
+	for i := range events {
+		<-tick.C
+		posts.Go(func() {
+			if status := post("http://"+c.apis[0], c.key, fmt.Sprintf("sale-%d", i), fmt.Sprintf("ana-%d@example.com", i), at, l); status != 202 {
+				t.Errorf("event %d: status %d", i, status)
+			}
+		})
+	}
+	posts.Wait()
+	c.settled(events)
+	const effects = `SELECT extract(epoch FROM percentile_cont(0.95) WITHIN GROUP (ORDER BY p.entered_at - e.received_at))::float8 AS points,
+    extract(epoch FROM percentile_cont(0.95) WITHIN GROUP (ORDER BY d.decided_at - e.received_at))::float8 AS queued,
+    extract(epoch FROM percentile_cont(0.95) WITHIN GROUP (ORDER BY s.created_at - e.received_at))::float8 AS claimed
+FROM core.tracked_events e
+JOIN core.points_ledger p ON p.tenant_id = e.tenant_id AND p.event_id = e.event_id
+JOIN messaging.decisions d ON d.tenant_id = e.tenant_id AND d.origin_event_id = e.event_id
+JOIN messaging.sends s ON s.tenant_id = e.tenant_id AND s.origin_event_id = e.event_id
+WHERE e.occurred_at > '-infinity'`
+	var points, queued, claimed float64
+	require.NoError(t, c.db.row([]any{&points, &queued, &claimed}, effects))
+	t.Logf("p95 from the edge to points %.3f s, to the decision %.3f s, to the queued send %.3f s", points, queued, claimed)
+	require.Less(t, max(points, queued, claimed), 5.0, "FS-CORE-0006 §8: the budget is 5 s")
+}

@@ -334,6 +334,11 @@ func getJSON(t *testing.T, url string, into any) {
 
 // one reads a single value.
 func (d database) one(into any, sql string, args ...any) error {
+	return d.row([]any{into}, sql, args...)
+}
+
+// row reads a single row.
+func (d database) row(into []any, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, d.url)
@@ -341,5 +346,5 @@ func (d database) one(into any, sql string, args ...any) error {
 		return err
 	}
 	defer conn.Close(ctx)
-	return conn.QueryRow(ctx, sql, args...).Scan(into)
+	return conn.QueryRow(ctx, sql, args...).Scan(into...)
 }
