@@ -61,7 +61,7 @@ func classOf(err error) EnqueueClass {
 
 // enqueue charges the visit's records and puts them in the queue.
 func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	if problem := a.charge(p, len(v.records), w, r); problem != nil {
+	if problem := a.charge(v, p, len(v.records), w, r); problem != nil {
 		return problem
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
@@ -74,11 +74,17 @@ func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *h
 }
 
 // charge takes n events or messages from the budgets of a tenant and its key.
-func (a *API) charge(p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
+func (a *API) charge(v *visit, p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
 	wait := a.deps.Limits.Take(r.Context(), p, n, w.Header())
+	v.shown = true
 	if wait <= 0 {
 		return nil
 	}
+	return rateLimited(wait)
+}
+
+// rateLimited is the refusal of a limiter.
+func rateLimited(wait time.Duration) *httpserver.Problem {
 	return &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "rate_limited", Title: "More than the plan allows",
 		Detail: "Send it again after the time that Retry-After says.", RetryAfter: int((wait + time.Second - 1) / time.Second)}
 }

@@ -19,7 +19,8 @@ type Verify interface {
 
 // Authorize finds who sends a request and sees that the key has a scope, or
 // gives the problem to answer with. Every reason why a key is not taken has the
-// same 401, so that nobody can look for keys.
+// same 401, so that nobody can look for keys. Where it is known who it is, and
+// only the scope is missing, the principal comes with the problem.
 func Authorize(v Verify, r *http.Request, scope string) (*Principal, *httpserver.Problem) {
 	if r.URL.RawQuery != "" && keyInQuery(r) {
 		return nil, &httpserver.Problem{Status: http.StatusBadRequest, Code: "key_in_query", Title: "A key does not belong into a URL",
@@ -38,7 +39,7 @@ func Authorize(v Verify, r *http.Request, scope string) (*Principal, *httpserver
 			Detail: "Send one as Authorization: Bearer ck_…", Challenge: `Bearer realm="carril"`}
 	}
 	if !p.Can(scope) {
-		return nil, &httpserver.Problem{Status: http.StatusForbidden, Code: "missing_permission", Title: "The key lacks a permission",
+		return p, &httpserver.Problem{Status: http.StatusForbidden, Code: "missing_permission", Title: "The key lacks a permission",
 			Detail: fmt.Sprintf("This needs %s.", scope), Extra: map[string]any{"permission": scope}}
 	}
 	return p, nil

@@ -32,7 +32,14 @@ type Principal struct {
 	Env      string
 	TenantID uuid.UUID // uuid.Nil: an operator, who belongs to no tenant
 	Scopes   []string
+	Rate     Rate   // the key's own limit, beside its tenant's; zero: none
 	Tenant   Tenant // zero for an operator
+}
+
+// Rate limits what may be sent, in events.
+type Rate struct {
+	PerSecond int
+	Burst     int // at once
 }
 
 // Tenant is what the front door needs to know of a tenant.
