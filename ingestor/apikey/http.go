@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -27,10 +28,15 @@ func Authorize(v Verify, r *http.Request, scope string) (*Principal, *httpserver
 			Detail: "URLs end up in logs. Send it as Authorization: Bearer, and replace this one."}
 	}
 	p, err := v.Verify(r.Context(), bearer(r))
+	var throttled *ThrottledError
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrTenantDisabled):
 		return nil, &httpserver.Problem{Status: http.StatusForbidden, Code: "tenant_disabled", Title: "This tenant is disabled"}
+	case errors.As(err, &throttled):
+		return nil, &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "too_many_failures", Title: "Too many requests without a valid key",
+			Detail:     "They came from the same address. Correct the key, and send it again after the time that Retry-After says.",
+			RetryAfter: int((throttled.Wait + time.Second - 1) / time.Second)}
 	case errors.Is(err, ErrUnavailable):
 		return nil, &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "key_store_unavailable", Title: "Keys cannot be verified right now",
 			Detail: "Send it again after the time that Retry-After says.", RetryAfter: 2}
