@@ -151,6 +151,7 @@ func (a *API) Mount(r chi.Router) {
 	if a.deps.Requests != nil {
 		r.Post("/v1/messaging/messages", a.messages)
 	}
+	r.Get("/v1/core/limits", a.limits)
 	r.Get("/openapi.yaml", contract)
 	r.Head("/openapi.yaml", contract)
 }

@@ -8,11 +8,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// Scopes of the runtime API: sending events (FS-CORE-0006, API), and asking for
-// messages.
+// Scopes of the runtime API: sending events (FS-CORE-0006, API), asking for
+// messages, and reading the limits of both.
 const (
 	ScopeEventsWrite   = "core.events.write"
 	ScopeMessagesWrite = "messaging.messages.write"
+	ScopeEventsRead    = "core.events.read" // of which GET /v1/core/limits is the runtime API's
 )
 
 // Errors of Verify. ErrInvalid says nothing of why: a caller that could tell an

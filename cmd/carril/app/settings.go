@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"reflect"
@@ -59,6 +60,8 @@ type Settings struct {
 
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
 	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
+
+	TrustedProxies []string `name:"trusted-proxies" env:"CARRIL_TRUSTED_PROXIES" help:"CIDR ranges of the proxies whose X-Forwarded-For is believed; none by default." group:"listen"`
 
 	OpsRemote bool `name:"ops-remote" env:"CARRIL_OPS_REMOTE" help:"Let the ops listener be reached from other machines: it asks for no key." group:"listen"`
 
@@ -134,6 +137,11 @@ func (s *Settings) Validate() error {
 			return configError(name, "%q is not host:port", addr)
 		}
 	}
+	for _, p := range s.TrustedProxies {
+		if _, err := netip.ParsePrefix(p); err != nil {
+			return configError("trusted-proxies", "has %q, which is no CIDR range", p)
+		}
+	}
 	host, _, _ := net.SplitHostPort(s.OpsAddr)
 	if ip := net.ParseIP(host); !s.OpsRemote && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return configError("ops-addr", "%q can be reached from other machines, and it asks for no key: say --ops-remote if that is meant", s.OpsAddr)
@@ -177,6 +185,17 @@ func (s *Settings) NeedStores() error {
 		}
 	}
 	return nil
+}
+
+// proxies are the trusted ones, as Validate has seen them.
+func (s *Settings) proxies() []netip.Prefix {
+	ps := make([]netip.Prefix, 0, len(s.TrustedProxies))
+	for _, p := range s.TrustedProxies {
+		if prefix, err := netip.ParsePrefix(p); err == nil {
+			ps = append(ps, prefix.Masked())
+		}
+	}
+	return ps
 }
 
 // direct is the URL for what a transaction pooler cannot carry.
