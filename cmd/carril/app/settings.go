@@ -96,6 +96,9 @@ func (s *Settings) ReadSecretFiles(getenv func(string) string) error {
 			return configError(name, "cannot be read: %v", err)
 		}
 		value := strings.TrimSpace(string(b))
+		if value == "" {
+			return configError(name, "names an empty file")
+		}
 		if f.Type.Kind() == reflect.Slice {
 			v.Field(i).Set(reflect.ValueOf(strings.Split(value, ",")))
 		} else {
@@ -142,6 +145,12 @@ func (s *Settings) Validate() error {
 			return configError("trusted-proxies", "has %q, which is no CIDR range", p)
 		}
 	}
+	if err := s.validateSecrets(); err != nil {
+		return err
+	}
+	if _, err := s.webhookGuard(); err != nil {
+		return err
+	}
 	host, _, _ := net.SplitHostPort(s.OpsAddr)
 	if ip := net.ParseIP(host); !s.OpsRemote && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return configError("ops-addr", "%q can be reached from other machines, and it asks for no key: say --ops-remote if that is meant", s.OpsAddr)
@@ -152,20 +161,23 @@ func (s *Settings) Validate() error {
 // foreign are variables of ours that are no settings of the product.
 var foreign = []string{"CARRIL_TEST_", "CARRIL_SERVICES_", "CARRIL_DEVSTACK_", "CARRIL_RESEND_OPENAPI", "CARRIL_SANDBOX_"}
 
-// CheckEnvironment refuses a CARRIL_* variable that no setting reads: it would
-// otherwise be believed to work.
+// CheckEnvironment refuses a CARRIL_* variable that no setting reads, and an empty
+// secret: they would otherwise be believed to work.
 func CheckEnvironment(environ []string) error {
-	known := map[string]bool{}
+	known, secret := map[string]bool{}, map[string]bool{}
 	t := reflect.TypeFor[Settings]()
 	for i := range t.NumField() {
 		name := t.Field(i).Tag.Get("env")
-		known[name] = true
-		if _, secret := t.Field(i).Tag.Lookup("secret"); secret {
+		known[name], secret[name] = true, credential(t.Field(i))
+		if _, ok := t.Field(i).Tag.Lookup("secret"); ok {
 			known[name+"_FILE"] = true
 		}
 	}
 	for _, kv := range environ {
-		name, _, _ := strings.Cut(kv, "=")
+		name, value, _ := strings.Cut(kv, "=")
+		if secret[name] && value == "" {
+			return configError(name, "is set and empty")
+		}
 		if !strings.HasPrefix(name, "CARRIL_") || known[name] {
 			continue
 		}
