@@ -26,7 +26,7 @@ type Config struct {
 	MaxBatchBody   int           // bytes of a batch body, inflated; 5 MiB
 	MaxMessageBody int           // bytes of a message body, inflated; 512 KiB: it becomes one record
 	MaxRatio       int           // inflated bytes for one that was sent, beyond the first 256 KiB; 500
-	MaxHeldBytes   int64         // of bodies that all requests hold at once; 128 MiB (faults P13)
+	MaxHeldBytes   int64         // that all requests hold at once, bodies and what is made of them; 128 MiB (faults P13)
 }
 
 func (c Config) withDefaults() Config {

@@ -59,8 +59,15 @@ func classOf(err error) EnqueueClass {
 	return EnqueueOther
 }
 
+// perEvent is about what an event takes beside its own text and the copy of it
+// that goes into the queue: its record and headers, its place in the parser.
+const perEvent = 2 << 10
+
 // enqueue charges the visit's records and puts them in the queue.
 func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
+	if !a.hold(v, cap(v.body)+len(v.body)+perEvent*len(v.records)) {
+		return overloaded()
+	}
 	if problem := a.charge(v, p, len(v.records), w, r); problem != nil {
 		return problem
 	}

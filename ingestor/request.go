@@ -42,6 +42,9 @@ func (a *API) takeMessages(v *visit, w http.ResponseWriter, r *http.Request) *ht
 		a.metrics.refused.WithLabelValues(problem.Code).Inc()
 		return problem
 	}
+	if !a.hold(v, cap(v.body)+2*len(v.body)) {
+		return overloaded()
+	}
 	if problem := a.charge(v, p, req.Count, w, r); problem != nil {
 		return problem
 	}

@@ -1,6 +1,7 @@
 package ingestor
 
 import (
+	"io"
 	"net/http"
 
 	"github.com/softcrum/carril/ingestor/apikey"
@@ -50,12 +51,26 @@ func (a *API) admit(v *visit, w http.ResponseWriter, r *http.Request, scope stri
 	}
 	if wait := a.deps.Limits.Refused(p, w.Header()); wait > 0 {
 		v.shown = true
+		drain(r, most)
 		return nil, rateLimited(wait)
 	}
 	if problem := checkType(r); problem != nil {
 		return nil, problem
 	}
-	return p, a.readBody(v, r, most)
+	problem = a.readBody(v, r, most)
+	if problem != nil && problem.Status == http.StatusServiceUnavailable {
+		drain(r, most)
+	}
+	return p, problem
+}
+
+// drain reads a body that nobody wants any more: a caller who is told to come
+// back later would else lose that answer with the connection, which net/http
+// closes on more than 256 KiB that were not read.
+func drain(r *http.Request, most int) {
+	if r.ContentLength <= int64(most) {
+		_, _ = io.CopyN(io.Discard, r.Body, int64(most)) // the caller may be gone
+	}
 }
 
 // receive admits a request that brings events.

@@ -21,6 +21,9 @@ type lease struct {
 	began    int64
 }
 
+// sayAgain is how seldom an absent Redis is logged.
+const sayAgain = 10 * time.Second
+
 // errBudget is a Redis that is too slow to be waited for.
 var errBudget = errors.New("no answer within the budget")
 
@@ -214,6 +217,10 @@ func (l *Limiter) lost(err error) {
 	next := l.now() + int64(l.cfg.Retry)
 	if l.tryAt.Swap(next) == 0 {
 		l.metrics.away.Set(1)
+		if said := l.said.Load(); said != 0 && next-said < int64(sayAgain) {
+			return // of a Redis that comes and goes the metric tells
+		}
+		l.said.Store(next)
 		l.deps.Log.Error("the API's limits are kept by this process alone: Redis gives no answer", "error", err)
 	}
 }
@@ -222,6 +229,5 @@ func (l *Limiter) lost(err error) {
 func (l *Limiter) found() {
 	if l.tryAt.Load() != 0 && l.tryAt.Swap(0) != 0 {
 		l.metrics.away.Set(0)
-		l.deps.Log.Info("the API's limits are shared over Redis again")
 	}
 }

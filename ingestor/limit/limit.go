@@ -68,6 +68,7 @@ type Limiter struct {
 	tenants map[uuid.UUID]*tenant
 
 	tryAt  atomic.Int64 // while Redis is away: when it may be tried again; 0: it is there
+	said   atomic.Int64 // when that was logged last; 0: never
 	leases sync.WaitGroup
 	closed atomic.Bool
 }
