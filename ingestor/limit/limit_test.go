@@ -339,6 +339,22 @@ func TestRedisAway(t *testing.T) { // faults P8, F27
 		l.lost(context.DeadlineExceeded)
 		require.LessOrEqual(t, taken(l, p, 100), 2, "it goes on from where the bucket stood")
 	})
+	t.Run("AFlushCostsOneBurst", func(t *testing.T) { // faults F28
+		t.Parallel()
+		rdb, prefix := open(t)
+		l := newLimiter(t, rdb, Config{Prefix: prefix, Budget: patient})
+		p := of(1, 60)
+		taken(l, p, 100)
+		for range 3 {
+			keys := l.keys(p.TenantID, "")
+			require.NoError(t, rdb.Del(t.Context(), keys.Provider).Err())
+			tn := l.tenant(p)
+			tn.mu.Lock()
+			tn.shared.refused = 0 // as if a refusal's time had passed
+			tn.mu.Unlock()
+			require.InDelta(t, 60, taken(l, p, 200), 2)
+		}
+	})
 	t.Run("HoldsTheRuleOfLargeBatches", func(t *testing.T) {
 		t.Parallel()
 		l := newLimiter(t, dead{}, Config{})
