@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -219,7 +220,7 @@ func TestOverload(t *testing.T) { // faults P13
 			}
 		})
 	}
-	peak := e.peak(t, ctx)
+	peak := e.peak(ctx, t)
 	wg.Wait()
 	peak = max(peak, e.rss(t))
 	e.kafka.open()
@@ -240,7 +241,7 @@ func TestOverload(t *testing.T) { // faults P13
 }
 
 // peak samples the process's memory until ctx ends.
-func (e *edge) peak(t *testing.T, ctx context.Context) (peak int64) {
+func (e *edge) peak(ctx context.Context, t *testing.T) (peak int64) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -298,6 +299,81 @@ func TestSIGTERMAnswersWhatIsInFlight(t *testing.T) { // faults P10, F38
 		require.Fail(t, "it did not stop")
 	}
 	require.Zero(t, e.cmd.ProcessState.ExitCode())
+}
+
+func TestSIGTERMAtAnyTime(t *testing.T) { // faults P10, F38
+	ended := func(t *testing.T, p *process) int {
+		t.Helper()
+		select {
+		case <-p.done:
+		case <-time.After(40 * time.Second):
+			require.Fail(t, "it did not stop", tail(p.log.String(), 20))
+		}
+		return p.cmd.ProcessState.ExitCode()
+	}
+	t.Run("WhileItWaitsForItsStores", func(t *testing.T) {
+		p := launch(t, []string{"CARRIL_KAFKA_BROKERS=" + freePort(t), "CARRIL_REGISTRY_URL=http://" + freePort(t),
+			"CARRIL_POSTGRES_URL=postgres://u@" + freePort(t) + "/d", "CARRIL_REDIS_URL=redis://" + freePort(t), "CARRIL_ADDR=127.0.0.1:0"}, "ingest")
+		eventually(t, 30*time.Second, func() bool { return strings.Contains(p.log.String(), "waiting for a dependency") }, func() string { return p.log.String() })
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.Zero(t, ended(t, p))
+	})
+	t.Run("ASecondOneEndsItAtOnce", func(t *testing.T) {
+		e := newEdge(t)
+		cl := patientClient(1)
+		defer cl.CloseIdleConnections()
+		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("before")).status)
+		c, err := net.Dial("tcp", strings.TrimPrefix(e.API, "http://"))
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = io.WriteString(c, "POST /v1/core/track HTTP/1.1\r\nHost: h\r\n") // a request that would be waited for
+		require.NoError(t, err)
+		require.NoError(t, e.cmd.Process.Signal(syscall.SIGTERM))
+		eventually(t, 30*time.Second, func() bool {
+			status, body := e.readyz(t)
+			return status == 0 || strings.Contains(body, "stopping")
+		}, func() string { return "still ready" })
+		require.NoError(t, e.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, -1, ended(t, e.process), "by the signal, with a connection that a shutdown waits seconds for")
+	})
+	t.Run("WhileABodyIsOnItsWay", func(t *testing.T) {
+		e := newEdge(t)
+		body := singleBody("slow")
+		c, err := net.Dial("tcp", strings.TrimPrefix(e.API, "http://"))
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = fmt.Fprintf(c, "POST /v1/core/track HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+			e.key, len(body), body[:10])
+		require.NoError(t, err)
+		eventually(t, 30*time.Second, func() bool { return e.gauge(t, "carril_ingest_held_bytes") > 0 }, func() string { return "the body is not being read" })
+		require.NoError(t, e.cmd.Process.Signal(syscall.SIGTERM))
+		eventually(t, 30*time.Second, func() bool { _, body := e.readyz(t); return strings.Contains(body, "stopping") }, func() string { return "still ready" })
+		_, err = c.Write(body[10:])
+		require.NoError(t, err)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		require.Equal(t, http.StatusAccepted, resp.StatusCode)
+		require.Zero(t, ended(t, e.process))
+	})
+}
+
+// gauge reads a metric without labels.
+func (e *edge) gauge(t *testing.T, name string) float64 {
+	t.Helper()
+	resp, err := client.Get(e.Ops + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			f, err := strconv.ParseFloat(strings.TrimSpace(v), 64)
+			require.NoError(t, err)
+			return f
+		}
+	}
+	return 0
 }
 
 // TestIdleClientsWithFewFiles holds 2,000 connections open to a process that may
