@@ -204,7 +204,7 @@ func TestOverload(t *testing.T) { // faults P13
 	defer cancel()
 	time.AfterFunc(length/3, e.kafka.close)
 	var mu sync.Mutex
-	outcomes, faults := map[string]int{}, []string{}
+	outcomes, faults, closed := map[string]int{}, []string{}, ""
 	var wg sync.WaitGroup
 	for w := range conns {
 		wg.Go(func() {
@@ -212,8 +212,10 @@ func TestOverload(t *testing.T) { // faults P13
 			for ctx.Err() == nil {
 				r := e.send(cl, "/v1/core/batch", body)
 				mu.Lock()
-				outcomes[fmt.Sprint(r.status, " ", r.code)]++
-				if r.fault != "" {
+				switch outcomes[fmt.Sprint(r.status, " ", r.code)]++; {
+				case r.status == 0: // closed by the HTTP parser, whose deadlines a starved machine passes
+					closed = r.fault
+				case r.fault != "":
 					faults = append(faults, r.fault)
 				}
 				mu.Unlock()
@@ -232,7 +234,9 @@ func TestOverload(t *testing.T) { // faults P13
 	t.Logf("%s of overload over %d connections: %v; peak resident %d MiB; the next 202 came %s after the broker was back",
 		length, conns, outcomes, peak>>20, time.Since(healed).Round(time.Millisecond))
 	require.Empty(t, faults)
-	require.Positive(t, outcomes["503 queue_unavailable"]+outcomes["503 overloaded"], "it was an overload")
+	refused := outcomes["503 queue_unavailable"] + outcomes["503 overloaded"]
+	require.Less(t, 4*outcomes["0 "], refused, "hardly any connection is closed without an answer: %s", closed)
+	require.Positive(t, refused, "it was an overload")
 	require.Less(t, peak, int64(most))
 	for i := range 50 {
 		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("normal", i))).status)
