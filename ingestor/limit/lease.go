@@ -221,7 +221,7 @@ func (l *Limiter) lost(err error) {
 			return // of a Redis that comes and goes the metric tells
 		}
 		l.said.Store(next)
-		l.deps.Log.Error("the API's limits are kept by this process alone: Redis gives no answer", "error", err)
+		l.deps.Log.Warn("the API's limits are kept by this process alone: Redis gives no answer", "error", err)
 	}
 }
 
