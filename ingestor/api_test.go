@@ -295,6 +295,12 @@ func (g *gate) Take(_ context.Context, p *apikey.Principal, events int, h http.H
 	return 0
 }
 
+func (g *gate) Refused(*apikey.Principal, http.Header) time.Duration { return 0 }
+
+func (g *gate) Show(_ *apikey.Principal, h http.Header) {
+	h.Set("RateLimit-Remaining", fmt.Sprint(g.left))
+}
+
 func TestLimiter(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, Config{}, httpserver.Config{}, func(d *Deps) { d.Limits = &gate{left: 4} })

@@ -59,9 +59,16 @@ func classOf(err error) EnqueueClass {
 	return EnqueueOther
 }
 
+// perEvent is about what an event takes beside its own text and the copy of it
+// that goes into the queue: its record and headers, its place in the parser.
+const perEvent = 2 << 10
+
 // enqueue charges the visit's records and puts them in the queue.
 func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	if problem := a.charge(p, len(v.records), w, r); problem != nil {
+	if !a.hold(v, cap(v.body)+len(v.body)+perEvent*len(v.records)) {
+		return overloaded()
+	}
+	if problem := a.charge(v, p, len(v.records), w, r); problem != nil {
 		return problem
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
@@ -74,11 +81,17 @@ func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *h
 }
 
 // charge takes n events or messages from the budgets of a tenant and its key.
-func (a *API) charge(p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
+func (a *API) charge(v *visit, p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
 	wait := a.deps.Limits.Take(r.Context(), p, n, w.Header())
+	v.shown = true
 	if wait <= 0 {
 		return nil
 	}
+	return rateLimited(wait)
+}
+
+// rateLimited is the refusal of a limiter.
+func rateLimited(wait time.Duration) *httpserver.Problem {
 	return &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "rate_limited", Title: "More than the plan allows",
 		Detail: "Send it again after the time that Retry-After says.", RetryAfter: int((wait + time.Second - 1) / time.Second)}
 }

@@ -1,6 +1,7 @@
 package ingestor
 
 import (
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -16,6 +17,21 @@ var (
 	eventType   = []byte(EventType)
 	contentType = []byte("application/avro")
 )
+
+// perRecord is about what a record takes beside what the caller sent: ids,
+// times, the hash and the headers' texts.
+const perRecord = 480
+
+// expect makes room for records at once, rather than by doubling.
+func (f *flight) expect(records []Record) {
+	n := 64
+	for i := range records {
+		ev := records[i].Event
+		n += perRecord + len(ev.Payload) + len(ev.Identifiers) + 2*len(ev.EventName) + len(ev.IdempotencyKey) + 2*len(ev.CorrelationID) + len(records[i].Traceparent)
+	}
+	f.bytes = slices.Grow(f.bytes, n)
+	f.headers, f.records = slices.Grow(f.headers, 9*len(records)), slices.Grow(f.records, len(records))
+}
 
 // add puts a record on the flight, keyed by tenant, with its CloudEvents
 // headers in binary mode.

@@ -101,6 +101,7 @@ func (k *Kafka) fly(ctx context.Context, f *flight) error {
 
 // load encodes the records; none is produced before all are encoded.
 func (k *Kafka) load(ctx context.Context, f *flight, records []Record) error {
+	f.expect(records)
 	for i := range records {
 		ev := records[i].Event
 		logical, topic := schemas.TopicEvents, k.events
