@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -150,6 +151,42 @@ func (b *Bench) SendEvents(events ...schemas.Event) {
 	}
 }
 
+// SendAccepted produces an event as the front door does, with its CloudEvents
+// headers and the caller's traceparent.
+func (b *Bench) SendAccepted(e schemas.Event, trace string) {
+	b.T.Helper()
+	v, err := b.Codec.Encode(b.T.Context(), nil, schemas.TopicEvents, &e)
+	require.NoError(b.T, err)
+	require.NoError(b.T, b.Producer.ProduceSync(b.T.Context(), &kgo.Record{Topic: b.Kafka.Topic(schemas.TopicEvents), Key: []byte(e.TenantID.String()), Value: v,
+		Headers: kafka.Event{ID: e.EventID.String(), Type: "core.event.accepted", Source: kafka.Source(e.TenantID), Time: e.OccurredAt,
+			CorrelationID: e.CorrelationID, TraceParent: trace}.Headers()}).FirstErr())
+}
+
+// Headers gives the headers of the first record of a topic.
+func (b *Bench) Headers(topic string) map[string]string {
+	b.T.Helper()
+	opts, err := b.Kafka.Opts()
+	require.NoError(b.T, err)
+	cl, err := kgo.NewClient(append(opts, kgo.ConsumeTopics(b.Kafka.Topic(topic)), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
+	require.NoError(b.T, err)
+	defer cl.Close()
+	headers := map[string]string{}
+	b.Eventually("a record of "+topic, func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		cl.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
+			if len(headers) > 0 {
+				return
+			}
+			for _, h := range r.Headers {
+				headers[h.Key] = string(h.Value)
+			}
+		})
+		return len(headers) > 0
+	})
+	return headers
+}
+
 // Read gives the first n distinct records of a topic, by ce_id, in order of
 // first appearance.
 func Read[T any](b *Bench, topic string, n int) []T {
@@ -178,4 +215,20 @@ func Read[T any](b *Bench, topic string, n int) []T {
 	})
 	require.Len(b.T, out, n)
 	return out
+}
+
+// Metric gives a counter or gauge, all of its labels together.
+func Metric(t *testing.T, reg *prometheus.Registry, name string) (sum float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
 }
