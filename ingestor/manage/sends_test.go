@@ -55,7 +55,7 @@ func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, pool: testkit.Pool(t), acme: ids.New(), other: ids.New()}
 	r := httpserver.NewRouter()
-	scopes := []string{ScopeSendsRead}
+	scopes := []string{ScopeSendsRead, ScopeEventsRead}
 	New(Deps{DB: d.pool, CursorKey: []byte("k"), Keys: keyring{"acme": {TenantID: d.acme, Scopes: scopes}, "other": {TenantID: d.other, Scopes: scopes},
 		"operator": {Scopes: scopes}, "writer": {TenantID: d.acme, Scopes: []string{"core.events.write"}}}}).Mount(r)
 	d.routes = httpserver.Identify(r, slog.New(slog.DiscardHandler))
@@ -78,6 +78,7 @@ func (d *desk) get(key, route, target string) (int, string) {
 	doc, err := openapi3.NewLoader().LoadFromData(openapi.YAML)
 	require.NoError(d.t, err)
 	item := doc.Paths.Value(route)
+	require.NotNil(d.t, item, route)
 	in := &openapi3filter.RequestValidationInput{Request: req, Route: &routers.Route{Spec: doc, Path: route, PathItem: item, Method: req.Method, Operation: item.Get},
 		Options: &openapi3filter.Options{IncludeResponseStatus: true}}
 	body := w.Body.Bytes()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/softcrum/carril/ingestor/providerhook"
+	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/signature"
 )
 
@@ -197,9 +199,9 @@ func TestHandler(t *testing.T) {
 		t.Parallel()
 		b := newBundle(t, nil)
 		w := httptest.NewRecorder()
-		w.Header().Set("Carril-Request-Id", "req_7")
-		b.router.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/providers/resend/webhooks", nil))
-		require.Contains(t, w.Body.String(), `"instance":"req_7"`)
+		httpserver.Identify(b.router, slog.New(slog.DiscardHandler)).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/providers/resend/webhooks", nil))
+		require.Contains(t, w.Body.String(), `"instance":"`+w.Header().Get(httpserver.RequestIDHeader)+`"`)
+		require.Contains(t, w.Body.String(), `"type":"urn:carril:problem:`)
 	})
 }
 

@@ -64,7 +64,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	r := httpserver.NewRouter()
 	r.Use(metrics.Observe)
 	api.Mount(r)
-	manage.New(manage.Deps{Keys: keys, DB: a.side, CursorKey: a.cursorKey(), Queues: queues}).Mount(r)
+	manage.New(manage.Deps{Keys: keys, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Log: a.log}).Mount(r)
 	if hooks != nil {
 		r.Handle(providerhook.Route, hooks)
 	}
