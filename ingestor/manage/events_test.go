@@ -266,3 +266,35 @@ func TestWarningsList(t *testing.T) {
 		}
 	})
 }
+
+func TestTraceAndHealthAnswerAsTheContractSays(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	id := d.addEvent(d.acme, "k", month(), ids.New(), "a.b", `{}`)
+	trace := func(key, query string) (int, string) {
+		return d.get(key, "/v1/messaging/trace", "/v1/messaging/trace?"+query)
+	}
+	status, body := trace("acme", "origin_event_id="+id.String())
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, body, `"appended"`)
+	var bodies []string
+	for _, ask := range [][2]string{{"other", id.String()}, {"acme", ids.New().String()}} {
+		status, body := trace(ask[0], "origin_event_id="+ask[1])
+		require.Equal(t, http.StatusNotFound, status)
+		bodies = append(bodies, body)
+	}
+	requireSame(t, bodies...)
+	for _, query := range []string{"", "origin_event_id=x", "origin_event_id={" + id.String() + "}"} {
+		status, body = trace("acme", query)
+		require.Equal(t, http.StatusBadRequest, status)
+		require.Contains(t, body, `"invalid_parameter"`)
+	}
+	health := func(key string) (int, string) {
+		return d.get(key, "/v1/messaging/queues/health", "/v1/messaging/queues/health")
+	}
+	status, _ = health("operator")
+	require.Equal(t, http.StatusOK, status)
+	status, body = health("acme")
+	require.Equal(t, http.StatusForbidden, status)
+	require.Contains(t, body, "operator_required")
+}

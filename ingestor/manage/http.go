@@ -33,7 +33,11 @@ type Deps struct {
 	// CursorKey signs the cursors of lists, the same in every replica.
 	CursorKey []byte
 	Queues    QueueHealth // nil: this process knows of no rails, the route is absent
-	Log       *slog.Logger
+	Taxonomy  Taxonomy    // nil: the routes are absent
+	// SchemasChanged puts a tenant's changed schemas in force in this process; nil:
+	// they come by themselves.
+	SchemasChanged func(ctx context.Context, tenant uuid.UUID) error
+	Log            *slog.Logger
 }
 
 // Routes are the management reads.
@@ -56,6 +60,9 @@ func (m *Routes) Mount(r chi.Router) {
 	r.Get("/v1/core/events/{event_id}", m.event)
 	r.Get("/v1/core/warnings", serve(m, warnings()))
 	r.Get("/v1/core/idempotency-conflicts", serve(m, conflicts()))
+	if m.deps.Taxonomy != nil {
+		m.mountTaxonomy(r)
+	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)
 	}

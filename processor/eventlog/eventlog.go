@@ -46,18 +46,24 @@ type Deps struct {
 	Contacts   *ContactLanes
 	Log        *slog.Logger
 	Metrics    *Metrics // nil: not measured
+	Taxonomy   Taxonomy // nil: no event is judged
 }
 
 // Metrics of the stage, for both of its topics.
 type Metrics struct {
-	conflicts prometheus.Counter
+	conflicts  prometheus.Counter
+	violations prometheus.Counter
 }
 
 // NewMetrics registers the stage's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
-	m := &Metrics{conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_append_idempotency_conflicts_total",
-		Help: "Events under a key that came before with another body."})}
-	reg.MustRegister(m.conflicts)
+	m := &Metrics{
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_append_idempotency_conflicts_total",
+			Help: "Events under a key that came before with another body."}),
+		violations: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_append_taxonomy_violations_total",
+			Help: "Appended events that do not match the schema in force for their name."}),
+	}
+	reg.MustRegister(m.conflicts, m.violations)
 	return m
 }
 
@@ -120,7 +126,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	for i := range winners {
 		winners[i].contact = out.Contacts[i]
 	}
-	if err := writeWarnings(ctx, tx, out.Warnings); err != nil {
+	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err
 	}
 	if err := h.append(ctx, tx, b, winners); err != nil {

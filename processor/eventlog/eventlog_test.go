@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/processor/eventlog"
 	"github.com/softcrum/carril/processor/partition"
@@ -175,6 +176,35 @@ func TestAppend(t *testing.T) {
 		b.SendEvents(b.Event("bad", "a.b", now, anybody, `{"x":"fixed"}`)) // the replay lands
 		b.Await(40, eventCount)
 	})
+}
+
+// byName are schemas by event name, whoever asks.
+type byName map[string]*taxonomy.Schema
+
+func (s byName) Find(_ uuid.UUID, event string) *taxonomy.Schema { return s[event] }
+
+// TestTaxonomy is FS-CORE-0006 §8 behind the door: what was taken stays, with a
+// warning.
+func TestTaxonomy(t *testing.T) {
+	t.Parallel()
+	b := stagetest.New(t)
+	now, reg := time.Now(), prometheus.NewPedanticRegistry()
+	schema := `{"properties":{"total":{"type":"number"}}}`
+	b.SendEvents(
+		b.Event("good", "cart.opened", now, anybody, `{"total":1}`),
+		b.Event("bad", "cart.opened", now, anybody, `{"total":"secret"}`),
+		b.Event("bad", "cart.opened", now, anybody, `{"total":"other"}`), // a loser of the fence is no event
+		b.Event("late", "invoice.paid", now, anybody, `{"total":null}`),  // the front door did not know its schema
+		b.Event("free", "page.seen", now, anybody, `{"total":"x"}`),
+		b.Identify("traits", now, anybody, `{"total":[]}`))
+	runWith(b, eventlog.Deps{Metrics: eventlog.NewMetrics(reg), Taxonomy: byName{
+		"cart.opened": taxonomy.NewSchema(4, taxonomy.Observe, schema), "invoice.paid": taxonomy.NewSchema(1, taxonomy.Enforce, schema),
+		eventlog.NameIdentified: taxonomy.NewSchema(1, taxonomy.Observe, schema)}})
+	b.Await(5, eventCount)
+	b.Await(3, `SELECT count(*) FROM core.warnings WHERE kind = 'taxonomy_violation'`)
+	b.Await(1, `SELECT count(*) FROM core.warnings WHERE event_id = $1 AND tenant_id = $2 AND detail = '{"event_name":"cart.opened","version":4,"mode":"observe",
+		"violations":[{"pointer":"/total","keyword":"type","schema":"/properties/total/type"}]}'`, ids.Event(b.Tenant, "bad"), b.Tenant)
+	b.Eventually("the metric", func() bool { return stagetest.Metric(t, reg, "carril_append_taxonomy_violations_total") == 3 })
 }
 
 func TestRecoveryPublishesWhatTheOwnerLeft(t *testing.T) { // I7, I12

@@ -22,6 +22,7 @@ import (
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -58,6 +59,7 @@ type App struct {
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	watcher       *bucket.Limiter
+	schemas       *taxonomy.Registry // nil until a role asks for it
 	readies       []readiness
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.
