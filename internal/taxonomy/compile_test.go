@@ -1,7 +1,6 @@
 package taxonomy
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -153,7 +152,7 @@ func FuzzCheck(f *testing.F) {
 	f.Fuzz(func(t *testing.T, schema, payload string) {
 		if err := Check([]byte(schema)); err != nil {
 			var invalid *Invalid
-			require.True(t, errors.As(err, &invalid))
+			require.ErrorAs(t, err, &invalid)
 			return
 		}
 		for _, v := range NewSchema(1, Observe, schema).Judge(payload) {

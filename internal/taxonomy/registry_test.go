@@ -160,6 +160,18 @@ func (s *scripted) Texts(_ context.Context, heads []Head) (map[Key]string, error
 	return out, nil
 }
 
+// hanging is a source that never answers.
+type hanging struct {
+	scripted
+	asked chan struct{}
+}
+
+func (h *hanging) Heads(ctx context.Context, _ uuid.UUID) ([]Head, error) {
+	close(h.asked)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 func TestRegistryWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	acme, other := ids.New(), ids.New()
@@ -185,6 +197,21 @@ func TestRegistryWhileTheDatabaseIsAway(t *testing.T) {
 		require.Same(t, known, r.Find(acme, "a.b"))
 		require.Len(t, known.Judge(`{}`), 1)
 		require.InDelta(t, 2, testutil.ToFloat64(r.failures), 0)
+	})
+	t.Run("FindsWithoutWaitingForARead", func(t *testing.T) {
+		t.Parallel()
+		src := &hanging{scripted: scripted{heads: []Head{head(acme, 1)}}, asked: make(chan struct{})}
+		r := newRegistry(t, Config{Refresh: time.Hour, Query: time.Hour}, Deps{Source: &src.scripted})
+		r.deps.Source = src
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Refresh(ctx, acme) }()
+		<-src.asked // the read is under way, and will not end
+		require.NotNil(t, r.Find(acme, "a.b"))
+		require.Nil(t, r.Find(other, "a.b"))
+		cancel()
+		require.ErrorIs(t, <-done, context.Canceled)
+		require.NotNil(t, r.Find(acme, "a.b"))
 	})
 	t.Run("ReadsOnlyWhatIsNew", func(t *testing.T) {
 		t.Parallel()

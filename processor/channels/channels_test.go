@@ -90,6 +90,16 @@ func TestChannels(t *testing.T) {
 			first.RequestID, b.Tenant, other.BodyHash))
 	})
 
+	t.Run("CarriesTheCallersTraceparentToTheRail", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		n := asked(b, "K", "transactional", "ana@example.com")
+		stagetest.SendTraced(b, schemas.TopicRequestedTransactional, "messaging.requested", n.RequestID, trace, n)
+		run(b, schemas.RailTransactional, 0)
+		require.Equal(t, trace, b.Headers(schemas.RailTopic("email", "transactional"))["traceparent"])
+	})
+
 	t.Run("EverySendHasAnOriginEventOfThePlatform", func(t *testing.T) { // FS-MSG-0003 AC2, I33
 		t.Parallel()
 		b := newBench(t)

@@ -142,7 +142,8 @@ func TestAppend(t *testing.T) {
 		t.Parallel()
 		b := stagetest.New(t)
 		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-		b.SendAccepted(b.Event("k", "a.b", now, anybody, `{}`), trace)
+		e := b.Event("k", "a.b", now, anybody, `{}`)
+		stagetest.SendTraced(b, schemas.TopicEvents, "core.event.accepted", e.EventID, trace, e)
 		run(b)
 		require.Equal(t, trace, b.Headers(schemas.TopicEventTracked)["traceparent"])
 	})
@@ -167,7 +168,7 @@ func TestAppend(t *testing.T) {
 			all = append(all, b.Event(fmt.Sprintf("ok-%d", i), "a.b", now, anybody, `{}`))
 		}
 		b.SendEvents(all[:17]...)
-		b.SendAccepted(bad, "")
+		stagetest.SendTraced(b, schemas.TopicEvents, "core.event.accepted", bad.EventID, "", bad)
 		b.SendEvents(all[18:]...)
 		run(b)
 		b.Await(39, eventCount)

@@ -151,15 +151,15 @@ func (b *Bench) SendEvents(events ...schemas.Event) {
 	}
 }
 
-// SendAccepted produces an event as the front door does, with its CloudEvents
-// headers and the caller's traceparent.
-func (b *Bench) SendAccepted(e schemas.Event, trace string) {
+// SendTraced produces a record as its producer does, with CloudEvents headers of
+// a type and the caller's traceparent; empty: none.
+func SendTraced[T any](b *Bench, topic, kind string, id uuid.UUID, trace string, record T) {
 	b.T.Helper()
-	v, err := b.Codec.Encode(b.T.Context(), nil, schemas.TopicEvents, &e)
+	v, err := b.Codec.Encode(b.T.Context(), nil, topic, &record)
 	require.NoError(b.T, err)
-	require.NoError(b.T, b.Producer.ProduceSync(b.T.Context(), &kgo.Record{Topic: b.Kafka.Topic(schemas.TopicEvents), Key: []byte(e.TenantID.String()), Value: v,
-		Headers: kafka.Event{ID: e.EventID.String(), Type: "core.event.accepted", Source: kafka.Source(e.TenantID), Time: e.OccurredAt,
-			CorrelationID: e.CorrelationID, TraceParent: trace}.Headers()}).FirstErr())
+	h := kafka.Event{ID: id.String(), Type: kind, Source: kafka.Source(b.Tenant), Time: time.Now(), CorrelationID: id.String(), TraceParent: trace}
+	require.NoError(b.T, b.Producer.ProduceSync(b.T.Context(), &kgo.Record{Topic: b.Kafka.Topic(topic), Key: []byte(b.Tenant.String()), Value: v,
+		Headers: h.Headers()}).FirstErr())
 }
 
 // Headers gives the headers of the first record of a topic.
