@@ -1,23 +1,18 @@
 package manage
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
-	"github.com/getkin/kin-openapi/openapi3"
-	"github.com/getkin/kin-openapi/openapi3filter"
-	"github.com/getkin/kin-openapi/routers"
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/internal/taxonomy"
-	"github.com/softcrum/carril/schemas/openapi"
+	"github.com/softcrum/carril/internal/testkit/contract"
 )
 
 const schemaRoute = "/v1/core/taxonomy/{event_name}"
@@ -34,18 +29,8 @@ func (d *desk) call(key, method, route, target, body string, headers ...string) 
 	}
 	w := httptest.NewRecorder()
 	d.routes.ServeHTTP(w, req)
-	doc, err := openapi3.NewLoader().LoadFromData(openapi.YAML)
-	require.NoError(d.t, err)
-	item := doc.Paths.Value(route)
-	in := &openapi3filter.RequestValidationInput{Request: req.Clone(d.t.Context()), PathParams: map[string]string{"event_name": "x"},
-		Route:   &routers.Route{Spec: doc, Path: route, PathItem: item, Method: method, Operation: item.GetOperation(method)},
-		Options: &openapi3filter.Options{IncludeResponseStatus: true, AuthenticationFunc: openapi3filter.NoopAuthenticationFunc}}
-	if w.Code < 300 && method == http.MethodPut {
-		in.Request.Body = io.NopCloser(strings.NewReader(body))
-		require.NoError(d.t, openapi3filter.ValidateRequest(d.t.Context(), in))
-	}
-	require.NoError(d.t, openapi3filter.ValidateResponse(d.t.Context(), &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: w.Code,
-		Header: w.Header(), Body: io.NopCloser(bytes.NewReader(w.Body.Bytes())), Options: in.Options}), w.Body.String())
+	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"event_name": "x"}, Request: req, Sent: body,
+		Status: w.Code, Header: w.Header(), Answered: w.Body.Bytes()})
 	return w.Code, w.Body.String()
 }
 
