@@ -3,6 +3,7 @@ package taxonomy
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -126,6 +127,20 @@ func TestJudge(t *testing.T) {
 	t.Run("DoesNotSayWhatWasSent", func(t *testing.T) {
 		require.NotContains(t, fmt.Sprint(s.Judge(`{"invoice":"secret","total":-7781}`)), "secret")
 		require.NotContains(t, fmt.Sprint(s.Judge(`{"invoice":"secret","total":-7781}`)), "7781")
+	})
+	t.Run("JudgesManyAtOnce", func(t *testing.T) { // under the race detector, from the first use on
+		s := NewSchema(1, Enforce, strings.Replace(invoice, `"type":"string","pattern"`, `"type":"string","format":"regex","pattern"`, 1))
+		var wg sync.WaitGroup
+		wrong := make([]int, 8)
+		for i := range wrong {
+			wg.Go(func() {
+				for range 50 {
+					wrong[i] += len(s.Judge(`{"invoice":"889","total":1}`)) + len(s.Judge(`{"invoice":"x","total":1}`)) - 1
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, make([]int, 8), wrong)
 	})
 	t.Run("LeavesFormatsAlone", func(t *testing.T) {
 		require.Nil(t, NewSchema(1, Enforce, `{"properties":{"e":{"format":"email"}}}`).Judge(`{"e":"none"}`))
