@@ -2,14 +2,19 @@ package ingestor
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/taxonomy"
 )
@@ -80,4 +85,34 @@ func TestTaxonomy(t *testing.T) {
 		requireProblem(t, resp, body, http.StatusUnprocessableEntity, "no_event_accepted")
 		require.Len(t, f.queue.taken(), before+2)
 	})
+}
+
+// BenchmarkTaxonomy is the handler's cost in turn: no taxonomy at all, a tenant
+// without schemas beside one that has some, and an event that is judged.
+func BenchmarkTaxonomy(b *testing.B) {
+	schema := taxonomy.NewSchema(1, taxonomy.Enforce, `{"required":["total"],"properties":{"total":{"type":"number"}}}`)
+	for _, c := range []struct {
+		name string
+		t    Taxonomy
+	}{{"none", nil}, {"without", installed{"other.event": schema}}, {"judged", installed{"invoice.paid": schema}}} {
+		b.Run(c.name, func(b *testing.B) {
+			api, err := New(Config{}, Deps{Keys: keyring{goodKey: principal(apikey.ScopeEventsWrite)}, Queue: bottomless{}, Taxonomy: c.t,
+				Metrics: prometheus.NewRegistry(), Now: func() time.Time { return now }})
+			require.NoError(b, err)
+			r := httpserver.NewRouter()
+			api.Mount(r)
+			body := strings.NewReader(track("x"))
+			req := httptest.NewRequest(http.MethodPost, trackPath, nil)
+			req.Header = http.Header{"Authorization": {"Bearer " + goodKey}, "Content-Type": {"application/json"}}
+			req.Body, req.ContentLength = io.NopCloser(body), body.Size()
+			w := &quiet{h: http.Header{}}
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = body.Seek(0, io.SeekStart)
+				if r.ServeHTTP(w, req); w.status != http.StatusAccepted {
+					b.Fatal(w.status)
+				}
+			}
+		})
+	}
 }
