@@ -88,16 +88,16 @@ type Conflict struct {
 	FirstReceivedAt *time.Time `json:"first_received_at,omitempty"`
 	ReceivedAt      time.Time  `json:"received_at"` // the other body's
 	RecordedAt      time.Time  `json:"recorded_at"`
+
+	occurred *time.Time // of the first event
 }
 
 // listConflicts gives a page.
 func listConflicts(ctx context.Context, db Querier, tenant uuid.UUID, q *listQuery, behind position) ([]*Conflict, error) {
-	const sql = `SELECT c.conflict_id, c.kind, c.event_id, nullif(e.idempotency_key, ''), e.event_name, coalesce(k.received_at, r.received_at), c.received_at, c.recorded_at
+	const sql = `SELECT c.conflict_id, c.kind, c.event_id, k.occurred_at, coalesce(k.received_at, r.received_at), c.received_at, c.recorded_at
 FROM core.idempotency_conflicts c
 LEFT JOIN core.event_keys k ON c.kind = 'event' AND k.event_id = c.event_id AND k.tenant_id = c.tenant_id
 LEFT JOIN messaging.request_keys r ON c.kind = 'message' AND r.request_id = c.event_id AND r.tenant_id = c.tenant_id
-LEFT JOIN LATERAL (SELECT t.idempotency_key, t.event_name FROM core.tracked_events t
-    WHERE t.occurred_at = k.occurred_at AND t.tenant_id = k.tenant_id AND t.event_id = k.event_id LIMIT 1) e ON true
 WHERE c.tenant_id = $1 AND c.recorded_at >= $2 AND c.recorded_at < $3 AND (c.recorded_at, c.conflict_id) < ($4, $5)
 ORDER BY c.recorded_at DESC, c.conflict_id DESC LIMIT $6`
 	rows, err := db.Query(ctx, sql, tenant, q.from, q.before(behind), behind.at, behind.id, q.limit+1)
@@ -107,7 +107,7 @@ ORDER BY c.recorded_at DESC, c.conflict_id DESC LIMIT $6`
 	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Conflict, error) {
 		var c Conflict
 		var id uuid.UUID
-		err := row.Scan(&c.ConflictID, &c.Kind, &id, &c.IdempotencyKey, &c.EventName, &c.FirstReceivedAt, &c.ReceivedAt, &c.RecordedAt)
+		err := row.Scan(&c.ConflictID, &c.Kind, &id, &c.occurred, &c.FirstReceivedAt, &c.ReceivedAt, &c.RecordedAt)
 		if c.EventID = &id; c.Kind == "message" {
 			c.EventID, c.RequestID = nil, &id
 		}
@@ -120,7 +120,42 @@ ORDER BY c.recorded_at DESC, c.conflict_id DESC LIMIT $6`
 	if err != nil {
 		return nil, fmt.Errorf("list key conflicts: %w", err)
 	}
-	return page, nil
+	return page, nameFirsts(ctx, db, tenant, page)
+}
+
+// nameFirsts adds the key and the name of the first events, as far as their rows
+// stand.
+func nameFirsts(ctx context.Context, db Querier, tenant uuid.UUID, page []*Conflict) error {
+	var times []time.Time
+	var events []uuid.UUID
+	for _, c := range page {
+		if c.occurred != nil && c.EventID != nil {
+			times, events = append(times, *c.occurred), append(events, *c.EventID)
+		}
+	}
+	if len(events) == 0 {
+		return nil
+	}
+	const sql = `SELECT t.event_id, nullif(t.idempotency_key, ''), t.event_name FROM core.tracked_events t
+WHERE t.occurred_at = ANY($1::timestamptz[]) AND t.tenant_id = $2 AND t.event_id = ANY($3::uuid[])`
+	rows, err := db.Query(ctx, sql, times, tenant, events)
+	if err != nil {
+		return fmt.Errorf("name the first events of conflicts: %w", err)
+	}
+	var id uuid.UUID
+	var key, name *string
+	_, err = pgx.ForEachRow(rows, []any{&id, &key, &name}, func() error {
+		for _, c := range page {
+			if c.EventID != nil && *c.EventID == id {
+				c.IdempotencyKey, c.EventName = key, name
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("name the first events of conflicts: %w", err)
+	}
+	return nil
 }
 
 // conflicts is the list GET /v1/core/idempotency-conflicts?from&to.
