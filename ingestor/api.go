@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/ingestor/intake"
+	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/schemas"
 	"github.com/softcrum/carril/schemas/openapi"
 )
@@ -100,6 +101,7 @@ type Deps struct {
 	Requests Requester
 	Channels []string // that messages may go by
 	Limits   Limiter
+	Taxonomy Taxonomy // nil: no event is judged
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 	Now      func() time.Time
@@ -154,10 +156,26 @@ func (a *API) Mount(r chi.Router) {
 	r.Get("/v1/core/limits", a.limits)
 	r.Get("/openapi.yaml", contract)
 	r.Head("/openapi.yaml", contract)
+	r.Get("/docs", reference)
+	r.Head("/docs", reference)
 }
 
 // contract serves the OpenAPI document.
 func contract(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write(openapi.YAML) // a reader that is gone needs none
+}
+
+// reference serves the OpenAPI document as a page. It loads nothing, and may not.
+func reference(w http.ResponseWriter, r *http.Request) {
+	page, err := openapi.Page()
+	if err != nil { // a test renders it
+		(&httpserver.Problem{Status: http.StatusInternalServerError, Code: "internal", Title: "Something broke on our side"}).Write(w, r)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write(page) // a reader that is gone needs none
 }

@@ -377,3 +377,14 @@ func TestContractNamesEveryCode(t *testing.T) {
 		}
 	}
 }
+
+func TestReferencePage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, Config{}, httpserver.Config{}, nil)
+	resp, body := f.raw(t, "GET /docs HTTP/1.1\r\nHost: h\r\n\r\n")
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, "text/html; charset=utf-8", resp.Header.Get("Content-Type"))
+	require.Contains(t, resp.Header.Get("Content-Security-Policy"), "default-src 'none'")
+	require.NotEmpty(t, resp.Header.Get(httpserver.RequestIDHeader))
+	require.Contains(t, body, "/v1/core/track")
+}

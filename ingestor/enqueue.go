@@ -77,7 +77,7 @@ func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *h
 	if err == nil {
 		a.metrics.enqueued(v.records)
 	}
-	return a.queued("event", err)
+	return a.queued(r.Context(), "event", err)
 }
 
 // charge takes n events or messages from the budgets of a tenant and its key.
@@ -97,9 +97,9 @@ func rateLimited(wait time.Duration) *httpserver.Problem {
 }
 
 // queued is the answer to how the queue took something; nil when it did.
-func (a *API) queued(what string, err error) *httpserver.Problem {
+func (a *API) queued(ctx context.Context, what string, err error) *httpserver.Problem {
 	if err == nil {
-		a.reachable(true, "", nil)
+		a.reachable(ctx, true, "", nil)
 		return nil
 	}
 	class := classOf(err)
@@ -109,7 +109,7 @@ func (a *API) queued(what string, err error) *httpserver.Problem {
 			Detail: "The queue takes none of this size."}
 	}
 	if class != EnqueueGone {
-		a.reachable(false, class, err)
+		a.reachable(ctx, false, class, err)
 	}
 	// A spread of seconds, or all callers come back at once.
 	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "queue_unavailable", Title: "The " + what + " could not be put in the queue",
@@ -118,13 +118,13 @@ func (a *API) queued(what string, err error) *httpserver.Problem {
 
 // reachable logs when the queue goes away and when it comes back, and not the
 // thousand requests between.
-func (a *API) reachable(now bool, class EnqueueClass, err error) {
+func (a *API) reachable(ctx context.Context, now bool, class EnqueueClass, err error) {
 	if a.away.Load() != now || !a.away.CompareAndSwap(now, !now) {
 		return
 	}
 	if now {
 		a.deps.Log.Info("the queue takes events again")
 	} else {
-		a.deps.Log.Error("the queue takes no events", "class", string(class), "error", err)
+		a.deps.Log.Error("the queue takes no events", "request_id", httpserver.RequestID(ctx), "class", string(class), "error", err)
 	}
 }

@@ -50,7 +50,7 @@ func (a *API) takeMessages(v *visit, w http.ResponseWriter, r *http.Request) *ht
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
 	defer cancel()
-	if problem := a.queued("message", a.deps.Requests.Request(ctx, &req.NotificationRequested, httpserver.Traceparent(r.Context()))); problem != nil {
+	if problem := a.queued(r.Context(), "message", a.deps.Requests.Request(ctx, &req.NotificationRequested, httpserver.Traceparent(r.Context()))); problem != nil {
 		return problem
 	}
 	a.metrics.requests.WithLabelValues(req.Category).Inc()

@@ -119,6 +119,9 @@ func (a *API) takeOne(v *visit, kind string, w http.ResponseWriter, r *http.Requ
 		return problem
 	}
 	ev, refusal := v.parser.One(kind, v.body, &v.caller)
+	if refusal == nil {
+		refusal = a.judge(ev, -1)
+	}
 	if refusal != nil {
 		a.metrics.rejected(refusal.Code)
 		return problemOf(refusal)
@@ -152,6 +155,7 @@ func (a *API) takeBatch(v *visit, w http.ResponseWriter, r *http.Request) *https
 		a.metrics.rejected(refusal.Code)
 		return problemOf(refusal)
 	}
+	a.judgeAll(items)
 	trace := httpserver.Traceparent(r.Context())
 	for _, it := range items {
 		if it.Err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/processor/identity"
@@ -21,7 +22,7 @@ import (
 // fence keeps, of each key, the first event that the database has not seen
 // (FS-CORE-0006 §3). The same key with another body is a conflict that the
 // tenant can look up, never a second effect.
-func (h *Handler) fence(ctx context.Context, tx pgx.Tx, rows []row) ([]row, error) {
+func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows []row) ([]row, error) {
 	first := make(map[uuid.UUID]row, len(rows))
 	var again []row
 	for _, r := range rows {
@@ -46,7 +47,7 @@ func (h *Handler) fence(ctx context.Context, tx pgx.Tx, rows []row) ([]row, erro
 			again = append(again, r)
 		}
 	}
-	return winners, recordConflicts(ctx, tx, again)
+	return winners, h.recordConflicts(ctx, tx, b, again)
 }
 
 // insertKeys takes the keys in one order, so that two writers never wait for
@@ -75,7 +76,7 @@ func insertKeys(ctx context.Context, tx pgx.Tx, first map[uuid.UUID]row) (map[uu
 	return set, nil
 }
 
-func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
+func (h *Handler) recordConflicts(ctx context.Context, tx pgx.Tx, b *stream.Batch, again []row) error {
 	if len(again) == 0 {
 		return nil
 	}
@@ -85,8 +86,12 @@ func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
 	for i, r := range again {
 		rows.Tenants[i], rows.Events[i], rows.BodyHashes[i], rows.Received[i] = r.TenantID, r.EventID, r.BodyHash, r.ReceivedAt
 	}
-	if err := processordb.New(tx).RecordKeyConflicts(ctx, rows); err != nil {
+	recorded, err := processordb.New(tx).RecordKeyConflicts(ctx, rows)
+	if err != nil {
 		return fmt.Errorf("record key conflicts: %w", err)
+	}
+	if m := h.deps.Metrics; m != nil && recorded > 0 {
+		b.OnCommit(func() { m.conflicts.Add(float64(recorded)) })
 	}
 	return nil
 }
@@ -110,6 +115,7 @@ func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows [
 		if err != nil {
 			return err
 		}
+		msgs[i].Headers = kafka.Traced(msgs[i].Headers, r.from)
 	}
 	b.EmitEvents(outbox.Number(msgs, first, at))
 	return nil

@@ -29,7 +29,7 @@ type Platform struct {
 // AppendPlatform appends the platform's events to the tenants' own, through the
 // same fence, inside another stage's batch.
 func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *schemas.Codec, events []Platform) error {
-	h := &Handler{Deps{Codec: codec}}
+	h := &Handler{deps: Deps{Codec: codec}}
 	rows := make([]row, len(events))
 	for i, e := range events {
 		sum := sha256.Sum256([]byte(e.Name + e.Properties))
@@ -38,7 +38,7 @@ func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *sche
 			BodyHash: sum[:], OccurredAt: e.At, ReceivedAt: e.At, CorrelationID: e.CorrelationID, Identifiers: "{}", Payload: e.Properties,
 		}}
 	}
-	winners, err := h.fence(ctx, tx, rows)
+	winners, err := h.fence(ctx, tx, b, rows)
 	if err != nil || len(winners) == 0 {
 		return err
 	}

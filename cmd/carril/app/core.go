@@ -23,6 +23,7 @@ import (
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -59,6 +60,7 @@ type App struct {
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	watcher       *bucket.Limiter
+	schemas       *taxonomy.Registry // nil until a role asks for it
 	readies       []readiness
 	stopping      atomic.Bool
 
