@@ -37,6 +37,7 @@ type Deps struct {
 	// SchemasChanged puts a tenant's changed schemas in force in this process; nil:
 	// they come by themselves.
 	SchemasChanged func(ctx context.Context, tenant uuid.UUID) error
+	Endpoints      Endpoints // of webhooks; nil: the routes are absent
 	Log            *slog.Logger
 }
 
@@ -62,6 +63,9 @@ func (m *Routes) Mount(r chi.Router) {
 	r.Get("/v1/core/idempotency-conflicts", serve(m, conflicts()))
 	if m.deps.Taxonomy != nil {
 		m.mountTaxonomy(r)
+	}
+	if m.deps.Endpoints != nil {
+		m.mountEndpoints(r)
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

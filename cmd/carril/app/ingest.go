@@ -75,12 +75,16 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	endpoints, err := a.endpoints()
+	if err != nil {
+		return err
+	}
 	metrics, err := httpserver.NewMetrics(a.reg)
 	if err != nil {
 		return err
 	}
 	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side),
-		SchemasChanged: inForce.Refresh, Log: a.log})
+		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Log: a.log})
 	files := openFiles()
 	conns, _ := connections(files)
 	if conns < 1_000 {
