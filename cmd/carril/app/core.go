@@ -59,6 +59,7 @@ type App struct {
 	streams       *stream.Metrics
 	statusHandler *sends.Statuses
 	shared        *dispatching
+	forget        map[string][]func() // by configuration table
 	watcher       *bucket.Limiter
 	schemas       *taxonomy.Registry // nil until a role asks for it
 	readies       []readiness
@@ -115,6 +116,7 @@ func (a *App) start(ctx context.Context) error {
 			}
 		}
 	}
+	a.hearChanges()
 	for _, r := range a.readies {
 		if err := r.wait(ctx); err != nil {
 			return fmt.Errorf("wait until %s is ready: %w", r.name, err)

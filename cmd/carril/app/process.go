@@ -27,6 +27,7 @@ func (a *App) startProcess(ctx context.Context) error {
 	tcache, parts := tenants.NewCache(a.side, 0), partition.NewMaker(a.side)
 	events := eventlog.Source{Pool: a.side, Codec: a.codec}
 	rcache := rules.NewCache(a.side, 0, a.log)
+	a.onChange("core.rules", rcache.Forget)
 	inForce, err := a.taxonomy(ctx)
 	if err != nil {
 		return err

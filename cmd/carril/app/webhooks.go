@@ -60,6 +60,7 @@ func (a *App) startWebhooks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.onChange("core.webhook_endpoints", d.Forget)
 	a.stack.Go(lifecyclePart("webhook deliveries", d.Run))
 	return a.startStage(ctx, stage{webhook.Stage, webhook.Topics(), d.Handler(), nil, 6})
 }
