@@ -29,7 +29,7 @@ type Platform struct {
 // AppendPlatform appends the platform's events to the tenants' own, through the
 // same fence, inside another stage's batch.
 func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *schemas.Codec, events []Platform) error {
-	h := &Handler{Deps{Codec: codec}}
+	h := &Handler{deps: Deps{Codec: codec}}
 	rows := make([]row, len(events))
 	for i, e := range events {
 		sum := sha256.Sum256([]byte(e.Name + e.Properties))
