@@ -102,6 +102,13 @@ func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *
 // attempt is one transaction. Its outcome is never guessed: a commit that gave
 // an error is settled by reading the position back.
 func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+	if len(good) > w.l.cfg.MaxRecords {
+		giveBack, err := w.l.deps.Slots.take(ctx)
+		if err != nil {
+			return err
+		}
+		defer giveBack()
+	}
 	started := time.Now()
 	tctx, cancel := context.WithTimeout(ctx, w.l.cfg.TxTimeout)
 	defer cancel()

@@ -55,6 +55,7 @@ type App struct {
 	redis    *redis.Client
 
 	streams       *stream.Metrics
+	slots         *stream.Slots
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	watcher       *bucket.Limiter
@@ -152,6 +153,7 @@ func (a *App) connect(ctx context.Context) error {
 	a.redis = redis.NewClient(opt)
 	a.stack.OnStop("redis client", func() { _ = a.redis.Close() })
 	a.streams = stream.NewMetrics(a.reg)
+	a.slots = stream.NewSlots(0)
 	return nil
 }
 
