@@ -1,8 +1,6 @@
 package eventlog
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,66 +20,6 @@ import (
 	"github.com/softcrum/carril/processor/identity"
 	"github.com/softcrum/carril/schemas"
 )
-
-// fence keeps, of each key, the first event that the database has not seen
-// (FS-CORE-0006 §3). The same key with another body is a conflict that the
-// tenant can look up, never a second effect.
-func (h *Handler) fence(ctx context.Context, tx pgx.Tx, rows []row) ([]row, error) {
-	order := make([]int, len(rows)) // by id, the first of a batch before its repeats
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(x, y int) int {
-		return cmp.Or(bytes.Compare(rows[x].EventID[:], rows[y].EventID[:]), cmp.Compare(x, y))
-	})
-	first := order[:0:len(order)]
-	var again []row
-	for i, at := range order {
-		if i > 0 && rows[at].EventID == rows[first[len(first)-1]].EventID {
-			again = append(again, rows[at])
-			continue
-		}
-		first = append(first, at)
-	}
-	won, err := insertKeys(ctx, tx, rows, first)
-	if err != nil {
-		return nil, err
-	}
-	if len(won) == len(rows) {
-		return rows, nil
-	}
-	winners := make([]row, 0, len(won))
-	slices.Sort(first) // in the records' order from here on
-	for _, at := range first {
-		if won[rows[at].EventID] {
-			winners = append(winners, rows[at])
-		} else {
-			again = append(again, rows[at])
-		}
-	}
-	return winners, recordConflicts(ctx, tx, again)
-}
-
-// insertKeys takes the keys of the rows at the places of first, which are in
-// the order of the ids, and gives those that were free.
-func insertKeys(ctx context.Context, tx pgx.Tx, rows []row, first []int) (map[uuid.UUID]bool, error) {
-	n := len(first)
-	p := processordb.InsertEventKeysParams{Events: make([]uuid.UUID, n), Tenants: make([]uuid.UUID, n), BodyHashes: make([][]byte, n),
-		Occurred: make([]time.Time, n), Received: make([]time.Time, n)}
-	for i, at := range first {
-		r := rows[at]
-		p.Events[i], p.Tenants[i], p.BodyHashes[i], p.Occurred[i], p.Received[i] = r.EventID, r.TenantID, r.BodyHash, r.OccurredAt, r.ReceivedAt
-	}
-	won, err := processordb.New(tx).InsertEventKeys(ctx, p)
-	if err != nil {
-		return nil, fmt.Errorf("take %d event keys: %w", n, err)
-	}
-	set := make(map[uuid.UUID]bool, len(won))
-	for _, id := range won {
-		set[id] = true
-	}
-	return set, nil
-}
 
 func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
 	if len(again) == 0 {

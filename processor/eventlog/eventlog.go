@@ -50,10 +50,13 @@ type Deps struct {
 type Handler struct {
 	deps     Deps
 	identity *identity.Resolver
+	recent   *recent // nil: every key is inserted
 }
 
 // New makes the stage's handler.
-func New(deps Deps) *Handler { return &Handler{deps, identity.NewResolver(identity.NewPlaces(0))} }
+func New(deps Deps) *Handler {
+	return &Handler{deps, identity.NewResolver(identity.NewPlaces(0)), newRecent(recentKeys)}
+}
 
 // Decode reads an accepted event.
 func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
