@@ -24,7 +24,7 @@ func TestPlainEmail(t *testing.T) {
 	t.Run("AgreesWithTheParsers", rapid.MakeCheck(func(t *rapid.T) {
 		v := rapid.StringMatching(`[a-zA-Z0-9._+ -]{1,8}@[a-zA-Z0-9._-]{1,12}\.[a-z0-9]{1,3}`).Draw(t, "address")
 		if !plainEmail(v) {
-			t.Skip()
+			return // nothing is claimed of it
 		}
 		a, err := mail.ParseAddress(v)
 		require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestPlainPairs(t *testing.T) {
 		raw := rapid.StringMatching(`\{("[a-c \\ñ]{0,2}":"[a-c \\,:{}]{0,3}"[,]?){0,3}\}`).Draw(t, "raw")
 		pairs, ok := plainPairs(raw)
 		if !ok {
-			t.Skip()
+			return // nothing is claimed of it
 		}
 		var want map[string]string
 		require.NoError(t, json.Unmarshal([]byte(raw), &want))
