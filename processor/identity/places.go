@@ -1,7 +1,7 @@
 package identity
 
 import (
-	"strings"
+	"hash/maphash"
 	"sync"
 
 	"github.com/google/uuid"
@@ -19,13 +19,17 @@ import (
 // It is safe for concurrent use.
 type Places struct {
 	half int
+	seed maphash.Seed
 
-	mu       sync.Mutex
-	now, old map[key]pgtype.TID
+	mu sync.Mutex
+	// By the key's hash: two keys that share one share a place, where at most one
+	// of them stands; the other is looked up. So no text is kept, and the
+	// collector has nothing to follow.
+	now, old map[uint64]pgtype.TID
 }
 
 // DefaultPlaces is about 30 MB of places.
-const DefaultPlaces = 200_000
+const DefaultPlaces = 1_000_000
 
 // NewPlaces makes a memory of at most n places; 0: DefaultPlaces. What was not
 // asked for while half as many others were goes first.
@@ -33,7 +37,7 @@ func NewPlaces(n int) *Places {
 	if n <= 0 {
 		n = DefaultPlaces
 	}
-	return &Places{half: max(1, n/2), now: map[key]pgtype.TID{}}
+	return &Places{half: max(1, n/2), seed: maphash.MakeSeed(), now: map[uint64]pgtype.TID{}}
 }
 
 // known gives the places of those keys that it knows.
@@ -42,10 +46,11 @@ func (p *Places) known(ids []*ident) []pgtype.TID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range ids {
-		place, ok := p.now[id.key]
+		h := maphash.Comparable(p.seed, id.key)
+		place, ok := p.now[h]
 		if !ok {
-			if place, ok = p.old[id.key]; ok {
-				p.put(id.key, place)
+			if place, ok = p.old[h]; ok {
+				p.put(h, place)
 			}
 		}
 		if ok {
@@ -56,17 +61,16 @@ func (p *Places) known(ids []*ident) []pgtype.TID {
 }
 
 func (p *Places) remember(k key, at pgtype.TID) {
-	k.kind, k.value = strings.Clone(k.kind), strings.Clone(k.value) // not the record that they are part of
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.put(k, at)
+	p.put(maphash.Comparable(p.seed, k), at)
 }
 
-func (p *Places) put(k key, at pgtype.TID) {
+func (p *Places) put(hash uint64, at pgtype.TID) {
 	if len(p.now) >= p.half {
-		p.old, p.now = p.now, make(map[key]pgtype.TID, p.half)
+		p.old, p.now = p.now, make(map[uint64]pgtype.TID, p.half)
 	}
-	p.now[k] = at
+	p.now[hash] = at
 }
 
 // ident is an identifier of a batch, one for all the inputs that carry it.

@@ -20,14 +20,16 @@ const (
 )
 
 // climb offers one rate after the other, platform and baseline in turn, until
-// the platform is past its knee. The result is the highest step below it, the
-// throughput that can be documented; every step is in More.
+// two steps in a row are past the knee: one alone may be what else the machine
+// did. The result is the highest step below it, the throughput that can be
+// documented, or the first where there is none; every step is in More.
 func (r *run) climb(ctx context.Context, rep *bench.Report, conns int, result, baseline generator) error {
 	defer result.close()
 	defer baseline.close()
 	rep.Settings["connections"], rep.Settings["step"] = conns, (r.Duration / 2).String()
 	bench.Closed(ctx, baseline.ops, r.Duration/4)
 	bench.Closed(ctx, result.ops, r.Duration/4)
+	tired := 0
 	for _, rate := range ladder() {
 		end := r.progress.For(fmt.Sprintf("%s: %g a second, baseline beside", rep.Bench, rate), r.Duration)
 		load := func(ops []bench.Op) func(context.Context) (*bench.Stats, error) {
@@ -46,8 +48,15 @@ func (r *run) climb(ctx context.Context, rep *bench.Report, conns int, result, b
 		}
 		rep.More = append(rep.More, bench.More{Name: fmt.Sprintf("offered %g", rate), Figures: step.Result},
 			bench.More{Name: fmt.Sprintf("baseline at %g", rate), Figures: step.Baseline.Figures})
-		if past := step.Result.Rate < kneeShare*rate || step.Result.P95 > kneeP95 || step.Result.Errors > 0; past && rep.Result.Count > 0 {
+		past := step.Result.Rate < kneeShare*rate || step.Result.P95 > kneeP95 || step.Result.Errors > 0
+		if tired++; !past {
+			tired = 0
+		}
+		if tired == 2 {
 			break
+		}
+		if past && rep.Result.Count > 0 {
+			continue
 		}
 		rep.Mode = fmt.Sprintf("open loop up to the knee, %d connections; the result is the step at %g", conns, rate)
 		rep.Result, rep.Baseline.Figures = step.Result, step.Baseline.Figures
