@@ -83,7 +83,7 @@ func noneAccepted(items []intake.Item) *httpserver.Problem {
 // problemOf is a refusal of package intake as a client sees it.
 func problemOf(e *intake.Error) *httpserver.Problem {
 	return &httpserver.Problem{Status: e.Code.Status(), Code: string(e.Code), Title: e.Code.Title(),
-		Detail: e.Detail, Pointer: e.Pointer, ServerTime: e.ServerTime}
+		Detail: e.Detail, Pointer: e.Pointer, ServerTime: e.ServerTime, Extra: e.Extra}
 }
 
 // keyHeader reads the Idempotency-Key header: the key itself, or a quoted

@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/ingestor/intake"
+	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/schemas"
 	"github.com/softcrum/carril/schemas/openapi"
 )
@@ -26,7 +27,7 @@ type Config struct {
 	MaxBatchBody   int           // bytes of a batch body, inflated; 5 MiB
 	MaxMessageBody int           // bytes of a message body, inflated; 512 KiB: it becomes one record
 	MaxRatio       int           // inflated bytes for one that was sent, beyond the first 256 KiB; 500
-	MaxHeldBytes   int64         // of bodies that all requests hold at once; 128 MiB (faults P13)
+	MaxHeldBytes   int64         // that all requests hold at once, bodies and what is made of them; 128 MiB (faults P13)
 }
 
 func (c Config) withDefaults() Config {
@@ -67,11 +68,17 @@ type Requester interface {
 	Request(ctx context.Context, n *schemas.NotificationRequested, traceparent string) error
 }
 
-// Limiter charges a request's events, or its messages, to the budgets of a tenant and its key. It
-// sets the RateLimit headers on h, and gives the time to wait where it refuses;
-// zero lets the request pass.
+// Limiter charges requests to the budgets of a tenant and its key; *limit.Limiter
+// does it. Each method sets the RateLimit headers on h.
 type Limiter interface {
+	// Refused gives the time to wait where a single event would surely be
+	// refused: its body is not worth reading. Zero: Take must say.
+	Refused(p *apikey.Principal, h http.Header) (wait time.Duration)
+	// Take charges events, or recipients, and gives the time to wait where it
+	// refuses; zero lets the request pass.
 	Take(ctx context.Context, p *apikey.Principal, events int, h http.Header) (wait time.Duration)
+	// Show is for an answer that charged nothing.
+	Show(p *apikey.Principal, h http.Header)
 }
 
 // Unlimited lets everything pass.
@@ -79,6 +86,12 @@ type Unlimited struct{}
 
 // Take implements Limiter.
 func (Unlimited) Take(context.Context, *apikey.Principal, int, http.Header) time.Duration { return 0 }
+
+// Refused implements Limiter.
+func (Unlimited) Refused(*apikey.Principal, http.Header) time.Duration { return 0 }
+
+// Show implements Limiter.
+func (Unlimited) Show(*apikey.Principal, http.Header) {}
 
 // Deps of an API. Limits may be nil for none, Requests for an API without
 // messages; a nil Log discards, a nil Now is time.Now.
@@ -88,6 +101,7 @@ type Deps struct {
 	Requests Requester
 	Channels []string // that messages may go by
 	Limits   Limiter
+	Taxonomy Taxonomy // nil: no event is judged
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 	Now      func() time.Time
@@ -139,12 +153,29 @@ func (a *API) Mount(r chi.Router) {
 	if a.deps.Requests != nil {
 		r.Post("/v1/messaging/messages", a.messages)
 	}
+	r.Get("/v1/core/limits", a.limits)
 	r.Get("/openapi.yaml", contract)
 	r.Head("/openapi.yaml", contract)
+	r.Get("/docs", reference)
+	r.Head("/docs", reference)
 }
 
 // contract serves the OpenAPI document.
 func contract(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write(openapi.YAML) // a reader that is gone needs none
+}
+
+// reference serves the OpenAPI document as a page. It loads nothing, and may not.
+func reference(w http.ResponseWriter, r *http.Request) {
+	page, err := openapi.Page()
+	if err != nil { // a test renders it
+		(&httpserver.Problem{Status: http.StatusInternalServerError, Code: "internal", Title: "Something broke on our side"}).Write(w, r)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write(page) // a reader that is gone needs none
 }

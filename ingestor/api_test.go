@@ -295,6 +295,12 @@ func (g *gate) Take(_ context.Context, p *apikey.Principal, events int, h http.H
 	return 0
 }
 
+func (g *gate) Refused(*apikey.Principal, http.Header) time.Duration { return 0 }
+
+func (g *gate) Show(_ *apikey.Principal, h http.Header) {
+	h.Set("RateLimit-Remaining", fmt.Sprint(g.left))
+}
+
 func TestLimiter(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, Config{}, httpserver.Config{}, func(d *Deps) { d.Limits = &gate{left: 4} })
@@ -370,4 +376,15 @@ func TestContractNamesEveryCode(t *testing.T) {
 			require.Contains(t, parts[1].Value.Properties["code"].Value.Enum, any(string(c)), path)
 		}
 	}
+}
+
+func TestReferencePage(t *testing.T) {
+	t.Parallel()
+	f := newFront(t, Config{}, httpserver.Config{}, nil)
+	resp, body := f.raw(t, "GET /docs HTTP/1.1\r\nHost: h\r\n\r\n")
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, "text/html; charset=utf-8", resp.Header.Get("Content-Type"))
+	require.Contains(t, resp.Header.Get("Content-Security-Policy"), "default-src 'none'")
+	require.NotEmpty(t, resp.Header.Get(httpserver.RequestIDHeader))
+	require.Contains(t, body, "/v1/core/track")
 }

@@ -13,8 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/ingestor/limit"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -33,8 +36,11 @@ type bottomless struct{}
 
 func (bottomless) Enqueue(context.Context, []Record) error { return nil }
 
-func BenchmarkHandler(b *testing.B) {
-	api, err := New(Config{}, Deps{Keys: keyring{goodKey: principal(apikey.ScopeEventsWrite)}, Queue: bottomless{}, Metrics: prometheus.NewRegistry(), Now: func() time.Time { return now }})
+func BenchmarkHandler(b *testing.B) { benchHandler(b, principal(apikey.ScopeEventsWrite), nil) }
+
+func benchHandler(b *testing.B, p *apikey.Principal, limits Limiter) {
+	b.Helper()
+	api, err := New(Config{}, Deps{Keys: keyring{goodKey: p}, Limits: limits, Queue: bottomless{}, Metrics: prometheus.NewRegistry(), Now: func() time.Time { return now }})
 	require.NoError(b, err)
 	r := httpserver.NewRouter()
 	api.Mount(r)
@@ -68,4 +74,19 @@ func BenchmarkLoad(b *testing.B) {
 		}
 		f.records, f.headers, f.bytes = f.records[:0], f.headers[:0], f.bytes[:0]
 	}
+}
+
+// BenchmarkHandlerLimited is BenchmarkHandler under a real limiter: the
+// difference is what limits cost a request.
+func BenchmarkHandlerLimited(b *testing.B) {
+	url, prefix := testkit.Redis(b)
+	rdb, err := ratelimit.Open(url)
+	require.NoError(b, err)
+	defer rdb.Close()
+	l, err := limit.New(limit.Config{Prefix: prefix, Budget: time.Second}, limit.Deps{Redis: rdb, Metrics: prometheus.NewRegistry()})
+	require.NoError(b, err)
+	defer l.Stop()
+	p := principal(apikey.ScopeEventsWrite)
+	p.Tenant.EventsPerSecond, p.Tenant.EventsBurst = 100_000_000, 200_000_000
+	benchHandler(b, p, l)
 }

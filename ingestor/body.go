@@ -152,7 +152,7 @@ func (a *API) hold(v *visit, bytes int) bool {
 }
 
 func overloaded() *httpserver.Problem {
-	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "overloaded", Title: "Too many bodies at once",
+	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "overloaded", Title: "Too many requests at once",
 		Detail: "Send it again after the time that Retry-After says.", RetryAfter: 1}
 }
 

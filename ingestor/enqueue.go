@@ -59,9 +59,16 @@ func classOf(err error) EnqueueClass {
 	return EnqueueOther
 }
 
+// perEvent is about what an event takes beside its own text and the copy of it
+// that goes into the queue: its record and headers, its place in the parser.
+const perEvent = 2 << 10
+
 // enqueue charges the visit's records and puts them in the queue.
 func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	if problem := a.charge(p, len(v.records), w, r); problem != nil {
+	if !a.hold(v, cap(v.body)+len(v.body)+perEvent*len(v.records)) {
+		return overloaded()
+	}
+	if problem := a.charge(v, p, len(v.records), w, r); problem != nil {
 		return problem
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
@@ -70,23 +77,29 @@ func (a *API) enqueue(v *visit, p *apikey.Principal, w http.ResponseWriter, r *h
 	if err == nil {
 		a.metrics.enqueued(v.records)
 	}
-	return a.queued("event", err)
+	return a.queued(r.Context(), "event", err)
 }
 
 // charge takes n events or messages from the budgets of a tenant and its key.
-func (a *API) charge(p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
+func (a *API) charge(v *visit, p *apikey.Principal, n int, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
 	wait := a.deps.Limits.Take(r.Context(), p, n, w.Header())
+	v.shown = true
 	if wait <= 0 {
 		return nil
 	}
+	return rateLimited(wait)
+}
+
+// rateLimited is the refusal of a limiter.
+func rateLimited(wait time.Duration) *httpserver.Problem {
 	return &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "rate_limited", Title: "More than the plan allows",
 		Detail: "Send it again after the time that Retry-After says.", RetryAfter: int((wait + time.Second - 1) / time.Second)}
 }
 
 // queued is the answer to how the queue took something; nil when it did.
-func (a *API) queued(what string, err error) *httpserver.Problem {
+func (a *API) queued(ctx context.Context, what string, err error) *httpserver.Problem {
 	if err == nil {
-		a.reachable(true, "", nil)
+		a.reachable(ctx, true, "", nil)
 		return nil
 	}
 	class := classOf(err)
@@ -96,7 +109,7 @@ func (a *API) queued(what string, err error) *httpserver.Problem {
 			Detail: "The queue takes none of this size."}
 	}
 	if class != EnqueueGone {
-		a.reachable(false, class, err)
+		a.reachable(ctx, false, class, err)
 	}
 	// A spread of seconds, or all callers come back at once.
 	return &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "queue_unavailable", Title: "The " + what + " could not be put in the queue",
@@ -105,13 +118,13 @@ func (a *API) queued(what string, err error) *httpserver.Problem {
 
 // reachable logs when the queue goes away and when it comes back, and not the
 // thousand requests between.
-func (a *API) reachable(now bool, class EnqueueClass, err error) {
+func (a *API) reachable(ctx context.Context, now bool, class EnqueueClass, err error) {
 	if a.away.Load() != now || !a.away.CompareAndSwap(now, !now) {
 		return
 	}
 	if now {
 		a.deps.Log.Info("the queue takes events again")
 	} else {
-		a.deps.Log.Error("the queue takes no events", "class", string(class), "error", err)
+		a.deps.Log.Error("the queue takes no events", "request_id", httpserver.RequestID(ctx), "class", string(class), "error", err)
 	}
 }

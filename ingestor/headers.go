@@ -22,7 +22,7 @@ const tenantSource = "/tenants/"
 
 // perRecord is about what a record takes beside what the caller sent: ids,
 // times, the hash and the headers' texts.
-const perRecord = 320
+const perRecord = 480
 
 // expect makes room for records at once, rather than by doubling.
 func (f *flight) expect(records []Record) {

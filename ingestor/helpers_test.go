@@ -18,6 +18,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
+	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -125,6 +126,8 @@ type front struct {
 	reg   *prometheus.Registry
 	logs  *lines
 	api   *API
+
+	router chi.Router
 }
 
 type lines struct {
@@ -166,6 +169,7 @@ func newFront(t testing.TB, cfg Config, server httpserver.Config, change func(*D
 	require.NoError(t, err)
 	r.Use(m.Observe)
 	f.api.Mount(r)
+	f.router = r
 	server.Addr = "127.0.0.1:0"
 	s, err := httpserver.New(server, r, log)
 	require.NoError(t, err)

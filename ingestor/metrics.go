@@ -59,7 +59,7 @@ func newMetrics(reg prometheus.Registerer, held *atomic.Int64) (*metrics, error)
 		m.failures.WithLabelValues(string(c))
 	}
 	bytes := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "carril_ingest_held_bytes", Help: "Bytes of request bodies held at this moment.",
+		Name: "carril_ingest_held_bytes", Help: "Bytes that requests hold at this moment, of bodies and what is made of them.",
 	}, func() float64 { return float64(held.Load()) })
 	if err := errors.Join(reg.Register(events), reg.Register(m.rejections), reg.Register(m.failures), reg.Register(bytes),
 		reg.Register(m.requests), reg.Register(m.recipients), reg.Register(m.refused)); err != nil {

@@ -21,14 +21,14 @@ func (a *API) messages(w http.ResponseWriter, r *http.Request) {
 	v := a.batches.Get().(*visit)
 	defer a.leave(v, true)
 	if problem := a.takeMessages(v, w, r); problem != nil {
-		problem.Write(w, r)
+		a.refuse(v, problem, w, r)
 		return
 	}
 	accepted(w, v.answer)
 }
 
 func (a *API) takeMessages(v *visit, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	p, problem := a.admit(v, r, apikey.ScopeMessagesWrite, a.cfg.MaxMessageBody)
+	p, problem := a.admit(v, w, r, apikey.ScopeMessagesWrite, a.cfg.MaxMessageBody)
 	if problem != nil {
 		return problem
 	}
@@ -42,12 +42,15 @@ func (a *API) takeMessages(v *visit, w http.ResponseWriter, r *http.Request) *ht
 		a.metrics.refused.WithLabelValues(problem.Code).Inc()
 		return problem
 	}
-	if problem := a.charge(p, req.Count, w, r); problem != nil {
+	if !a.hold(v, cap(v.body)+2*len(v.body)) {
+		return overloaded()
+	}
+	if problem := a.charge(v, p, req.Count, w, r); problem != nil {
 		return problem
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.EnqueueTimeout)
 	defer cancel()
-	if problem := a.queued("message", a.deps.Requests.Request(ctx, &req.NotificationRequested, httpserver.Traceparent(r.Context()))); problem != nil {
+	if problem := a.queued(r.Context(), "message", a.deps.Requests.Request(ctx, &req.NotificationRequested, httpserver.Traceparent(r.Context()))); problem != nil {
 		return problem
 	}
 	a.metrics.requests.WithLabelValues(req.Category).Inc()

@@ -1,6 +1,7 @@
 package ingestor
 
 import (
+	"io"
 	"net/http"
 
 	"github.com/softcrum/carril/ingestor/apikey"
@@ -17,6 +18,9 @@ type visit struct {
 	records []Record
 	answer  []byte
 	held    int64 // bytes of the API's budget
+
+	principal *apikey.Principal // who sends it, once that is known
+	shown     bool              // the limiter has set its headers
 }
 
 // How much of a body's memory waits for the next request; more is rare and
@@ -26,7 +30,7 @@ const keptEvent, keptBatch = 64 << 10, 512 << 10
 // leave gives the visit's memory back.
 func (a *API) leave(v *visit, batch bool) {
 	a.held.Add(-v.held)
-	v.held = 0
+	v.held, v.principal, v.shown = 0, nil, false
 	pool, kept := &a.events, keptEvent
 	if batch {
 		pool, kept = &a.batches, keptBatch
@@ -39,20 +43,39 @@ func (a *API) leave(v *visit, batch bool) {
 }
 
 // admit sees who sends a request and reads its body, at most so many bytes.
-func (a *API) admit(v *visit, r *http.Request, scope string, most int) (*apikey.Principal, *httpserver.Problem) {
+func (a *API) admit(v *visit, w http.ResponseWriter, r *http.Request, scope string, most int) (*apikey.Principal, *httpserver.Problem) {
 	p, problem := apikey.AuthorizeTenant(a.deps.Keys, r, scope)
+	v.principal = p
 	if problem != nil {
 		return nil, problem
+	}
+	if wait := a.deps.Limits.Refused(p, w.Header()); wait > 0 {
+		v.shown = true
+		drain(r, most)
+		return nil, rateLimited(wait)
 	}
 	if problem := checkType(r); problem != nil {
 		return nil, problem
 	}
-	return p, a.readBody(v, r, most)
+	problem = a.readBody(v, r, most)
+	if problem != nil && problem.Status == http.StatusServiceUnavailable {
+		drain(r, most)
+	}
+	return p, problem
+}
+
+// drain reads a body that nobody wants any more: a caller who is told to come
+// back later would else lose that answer with the connection, which net/http
+// closes on more than 256 KiB that were not read.
+func drain(r *http.Request, most int) {
+	if r.ContentLength <= int64(most) {
+		_, _ = io.CopyN(io.Discard, r.Body, int64(most)) // the caller may be gone
+	}
 }
 
 // receive admits a request that brings events.
-func (a *API) receive(v *visit, r *http.Request, most int) (*apikey.Principal, *httpserver.Problem) {
-	p, problem := a.admit(v, r, apikey.ScopeEventsWrite, most)
+func (a *API) receive(v *visit, w http.ResponseWriter, r *http.Request, most int) (*apikey.Principal, *httpserver.Problem) {
+	p, problem := a.admit(v, w, r, apikey.ScopeEventsWrite, most)
 	if problem != nil {
 		return nil, problem
 	}
@@ -65,13 +88,22 @@ func (a *API) receive(v *visit, r *http.Request, most int) (*apikey.Principal, *
 	return p, nil
 }
 
+// refuse answers with a problem, and with the caller's limits where it is known
+// who that is.
+func (a *API) refuse(v *visit, problem *httpserver.Problem, w http.ResponseWriter, r *http.Request) {
+	if v.principal != nil && !v.shown {
+		a.deps.Limits.Show(v.principal, w.Header())
+	}
+	problem.Write(w, r)
+}
+
 // one serves the endpoint of a kind of event.
 func (a *API) one(kind string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := a.events.Get().(*visit)
 		defer a.leave(v, false)
 		if problem := a.takeOne(v, kind, w, r); problem != nil {
-			problem.Write(w, r)
+			a.refuse(v, problem, w, r)
 			return
 		}
 		accepted(w, v.answer)
@@ -79,7 +111,7 @@ func (a *API) one(kind string) http.HandlerFunc {
 }
 
 func (a *API) takeOne(v *visit, kind string, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	p, problem := a.receive(v, r, a.cfg.MaxEventBody)
+	p, problem := a.receive(v, w, r, a.cfg.MaxEventBody)
 	if problem != nil {
 		return problem
 	}
@@ -87,6 +119,9 @@ func (a *API) takeOne(v *visit, kind string, w http.ResponseWriter, r *http.Requ
 		return problem
 	}
 	ev, refusal := v.parser.One(kind, v.body, &v.caller)
+	if refusal == nil {
+		refusal = a.judge(ev, -1)
+	}
 	if refusal != nil {
 		a.metrics.rejected(refusal.Code)
 		return problemOf(refusal)
@@ -104,14 +139,14 @@ func (a *API) batch(w http.ResponseWriter, r *http.Request) {
 	v := a.batches.Get().(*visit)
 	defer a.leave(v, true)
 	if problem := a.takeBatch(v, w, r); problem != nil {
-		problem.Write(w, r)
+		a.refuse(v, problem, w, r)
 		return
 	}
 	accepted(w, v.answer)
 }
 
 func (a *API) takeBatch(v *visit, w http.ResponseWriter, r *http.Request) *httpserver.Problem {
-	p, problem := a.receive(v, r, a.cfg.MaxBatchBody)
+	p, problem := a.receive(v, w, r, a.cfg.MaxBatchBody)
 	if problem != nil {
 		return problem
 	}
@@ -120,6 +155,7 @@ func (a *API) takeBatch(v *visit, w http.ResponseWriter, r *http.Request) *https
 		a.metrics.rejected(refusal.Code)
 		return problemOf(refusal)
 	}
+	a.judgeAll(items)
 	trace := httpserver.Traceparent(r.Context())
 	for _, it := range items {
 		if it.Err != nil {

@@ -37,7 +37,7 @@ type cli struct {
 
 	Migrate migrateCmd `cmd:"" help:"Bring the database and the topics to this version."`
 	Tenant  tenantCmd  `cmd:"" help:"Make and list tenants."`
-	Key     keyCmd     `cmd:"" help:"Make and revoke API keys."`
+	Key     keyCmd     `cmd:"" help:"Make, rotate and revoke API keys."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
 

@@ -44,6 +44,66 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 	}
 }
 
+// The same for what `carril ingest` is told: it ends before anything listens,
+// names the setting and never says a secret's value.
+func TestIngestRefusesConfigValues(t *testing.T) { // bad-inputs rows 82, 83
+	stores := map[string]string{"CARRIL_KAFKA_BROKERS": "127.0.0.1:1", "CARRIL_REGISTRY_URL": "http://127.0.0.1:1",
+		"CARRIL_POSTGRES_URL": "postgres://127.0.0.1:1/x", "CARRIL_REDIS_URL": "redis://127.0.0.1:1"}
+	const weak = "canary-7"
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		args []string
+		file string
+		says string
+	}{
+		"AcksInTheEnvironment":   {env: map[string]string{"CARRIL_ACKS": "1"}, says: "CARRIL_ACKS"},
+		"AcksAsAFlag":            {args: []string{"--acks=1"}, says: "acks"},
+		"NegativeBody":           {env: map[string]string{"CARRIL_MAX_BODY": "-1"}, says: "CARRIL_MAX_BODY"},
+		"RateOfZero":             {env: map[string]string{"CARRIL_RESEND_RATE": "0"}, says: "resend-rate"},
+		"RateThatIsNoNumber":     {env: map[string]string{"CARRIL_RESEND_RATE": "NaN"}, says: "resend-rate"},
+		"RateWithoutEnd":         {env: map[string]string{"CARRIL_RESEND_RATE": "+Inf"}, says: "resend-rate"},
+		"TimeWithoutUnit":        {env: map[string]string{"CARRIL_DRAIN": "5"}, says: "drain"},
+		"NegativeTime":           {args: []string{"--drain=-5s"}, says: "drain"},
+		"EmptySecret":            {env: map[string]string{"CARRIL_RESEND_KEY": ""}, says: "CARRIL_RESEND_KEY"},
+		"EmptySecretFile":        {env: map[string]string{"CARRIL_WEBHOOK_KEY_FILE": os.DevNull}, says: "CARRIL_WEBHOOK_KEY_FILE"},
+		"EightCharacterSecret":   {env: map[string]string{"CARRIL_RESEND_WEBHOOK_SECRETS": weak}, says: "resend-webhook-secrets"},
+		"ShortWebhookSecret":     {env: map[string]string{"CARRIL_RESEND_WEBHOOK_SECRETS": "whsec_Y2FuYXJ5LTc="}, says: "resend-webhook-secrets"},
+		"ShortWebhookKey":        {env: map[string]string{"CARRIL_WEBHOOK_KEY": weak}, says: "webhook-key"},
+		"WebhookKeyOfZeros":      {env: map[string]string{"CARRIL_WEBHOOK_KEY": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}, says: "webhook-key"},
+		"SecretFromTheDocuments": {env: map[string]string{"CARRIL_RESEND_KEY": "re_example_key"}, says: "resend-key"},
+		"SecretToBeFilledIn":     {env: map[string]string{"CARRIL_KAFKA_SASL_PASSWORD": "<password>"}, says: "kafka-sasl-password"},
+		"UnknownKeyOfTheFile":    {file: "max-body: 5\n", says: "max-body"},
+		"DuplicateKeyOfTheFile":  {file: "drain: 9s\ndrain: 8s\n", says: "drain"},
+		"ProxyThatIsNoRange":     {env: map[string]string{"CARRIL_TRUSTED_PROXIES": "10.0.0.1"}, says: "trusted-proxies"},
+		"PrivateTargetNoRange":   {env: map[string]string{"CARRIL_WEBHOOK_PRIVATE_TARGETS": "localhost"}, says: "webhook-private-targets"},
+		"OpsOnEveryAddress":      {args: []string{"--ops-addr=0.0.0.0:9000"}, says: "ops-addr"},
+		"OpsOnAnyName":           {args: []string{"--ops-addr=:9000"}, says: "ops-addr"},
+		"TLSWithoutVerification": {args: []string{"--kafka-tls-insecure-skip-verify"}, says: "insecure"},
+		"Pprof":                  {args: []string{"--pprof"}, says: "pprof"},
+		"AddressWithoutAPort":    {args: []string{"--addr=localhost"}, says: "addr"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, env := range []map[string]string{stores, tc.env} {
+				for k, v := range env {
+					t.Setenv(k, v)
+				}
+			}
+			args := append([]string{"ingest"}, tc.args...)
+			if tc.file != "" {
+				p := filepath.Join(t.TempDir(), "carril.yaml")
+				require.NoError(t, os.WriteFile(p, []byte(tc.file), 0o600))
+				args = append(args, "--config", p)
+			}
+			code, out, errs := try(args...)
+			require.Equal(t, exitUsage, code, errs)
+			require.Contains(t, errs, tc.says)
+			require.NotContains(t, errs, weak)
+			require.NotContains(t, errs, "re_example_key")
+			require.NotContains(t, out+errs, "ready api=")
+		})
+	}
+}
+
 func TestSettingsFile(t *testing.T) {
 	write := func(t *testing.T, text string) string {
 		t.Helper()

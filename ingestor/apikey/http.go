@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -19,17 +20,23 @@ type Verify interface {
 
 // Authorize finds who sends a request and sees that the key has a scope, or
 // gives the problem to answer with. Every reason why a key is not taken has the
-// same 401, so that nobody can look for keys.
+// same 401, so that nobody can look for keys. Where it is known who it is, and
+// only the scope is missing, the principal comes with the problem.
 func Authorize(v Verify, r *http.Request, scope string) (*Principal, *httpserver.Problem) {
 	if r.URL.RawQuery != "" && keyInQuery(r) {
 		return nil, &httpserver.Problem{Status: http.StatusBadRequest, Code: "key_in_query", Title: "A key does not belong into a URL",
 			Detail: "URLs end up in logs. Send it as Authorization: Bearer, and replace this one."}
 	}
 	p, err := v.Verify(r.Context(), bearer(r))
+	var throttled *ThrottledError
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrTenantDisabled):
 		return nil, &httpserver.Problem{Status: http.StatusForbidden, Code: "tenant_disabled", Title: "This tenant is disabled"}
+	case errors.As(err, &throttled):
+		return nil, &httpserver.Problem{Status: http.StatusTooManyRequests, Code: "too_many_failures", Title: "Too many requests without a valid key",
+			Detail:     "They came from the same address. Correct the key, and send it again after the time that Retry-After says.",
+			RetryAfter: int((throttled.Wait + time.Second - 1) / time.Second)}
 	case errors.Is(err, ErrUnavailable):
 		return nil, &httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "key_store_unavailable", Title: "Keys cannot be verified right now",
 			Detail: "Send it again after the time that Retry-After says.", RetryAfter: 2}
@@ -38,7 +45,7 @@ func Authorize(v Verify, r *http.Request, scope string) (*Principal, *httpserver
 			Detail: "Send one as Authorization: Bearer ck_…", Challenge: `Bearer realm="carril"`}
 	}
 	if !p.Can(scope) {
-		return nil, &httpserver.Problem{Status: http.StatusForbidden, Code: "missing_permission", Title: "The key lacks a permission",
+		return p, &httpserver.Problem{Status: http.StatusForbidden, Code: "missing_permission", Title: "The key lacks a permission",
 			Detail: fmt.Sprintf("This needs %s.", scope), Extra: map[string]any{"permission": scope}}
 	}
 	return p, nil

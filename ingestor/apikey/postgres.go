@@ -28,6 +28,7 @@ func NewPostgres(db DB) *Postgres { return &Postgres{db} }
 
 const lookupKey = `
 SELECT k.key_id, k.env, k.tenant_id, k.scopes, k.secret_hash, k.expires_at, k.revoked_at,
+       coalesce(k.events_per_second, 0), coalesce(k.events_burst, 0),
        coalesce(t.slug, ''), coalesce(t.cell_id, ''), coalesce(t.plan_id, ''),
        coalesce(p.retention_months, 0), coalesce(p.events_per_second, 0), coalesce(p.events_burst, 0),
        coalesce(t.clock_policy = 'clamp', false), t.disabled_at IS NOT NULL
@@ -43,6 +44,7 @@ func (s *Postgres) Lookup(ctx context.Context, keyID string) (Record, error) {
 	var hash []byte
 	var expires, revoked *time.Time
 	err := s.db.QueryRow(ctx, lookupKey, keyID).Scan(&r.KeyID, &r.Env, &tenant, &r.Scopes, &hash, &expires, &revoked,
+		&r.Rate.PerSecond, &r.Rate.Burst,
 		&r.Tenant.Slug, &r.Tenant.CellID, &r.Tenant.PlanID, &r.Tenant.RetentionMonths, &r.Tenant.EventsPerSecond, &r.Tenant.EventsBurst,
 		&r.Tenant.Clamp, &r.Tenant.Disabled)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -92,6 +94,7 @@ type New struct {
 	Scopes    []string  // at least one
 	Name      string    // for people
 	ExpiresAt time.Time // zero: never
+	Rate      Rate      // a limit of its own beside the plan's; zero: none. A burst of 0 is two seconds of the rate
 }
 
 // Create makes a key and returns its text, which nobody can read again.
@@ -99,13 +102,19 @@ func (s *Postgres) Create(ctx context.Context, n New) (text string, k Key, err e
 	if len(n.Scopes) == 0 {
 		return "", Key{}, errors.New("create an api key: it needs at least one scope")
 	}
+	if n.Rate.PerSecond < 0 || n.Rate.Burst < 0 || n.Rate.PerSecond == 0 && n.Rate.Burst > 0 {
+		return "", Key{}, errors.New("create an api key: a limit is a positive rate, with or without a burst")
+	}
+	if n.Rate.Burst == 0 {
+		n.Rate.Burst = 2 * n.Rate.PerSecond
+	}
 	text, k, err = Generate(n.Env)
 	if err != nil {
 		return "", Key{}, err
 	}
-	_, err = s.db.Exec(ctx, `INSERT INTO core.api_keys (key_id, tenant_id, secret_hash, scopes, name, env, expires_at)
-VALUES ($1, nullif($2, '00000000-0000-0000-0000-000000000000'::uuid), $3, $4, $5, $6, $7)`,
-		k.ID, n.TenantID, k.Hash[:], n.Scopes, n.Name, n.Env, orNull(n.ExpiresAt))
+	_, err = s.db.Exec(ctx, `INSERT INTO core.api_keys (key_id, tenant_id, secret_hash, scopes, name, env, expires_at, events_per_second, events_burst)
+VALUES ($1, nullif($2, '00000000-0000-0000-0000-000000000000'::uuid), $3, $4, $5, $6, $7, nullif($8, 0), nullif($9, 0))`,
+		k.ID, n.TenantID, k.Hash[:], n.Scopes, n.Name, n.Env, orNull(n.ExpiresAt), n.Rate.PerSecond, n.Rate.Burst)
 	if err != nil {
 		return "", Key{}, fmt.Errorf("create an api key: %w", err)
 	}
@@ -130,6 +139,40 @@ func (s *Postgres) Revoke(ctx context.Context, keyID string) error {
 		return fmt.Errorf("revoke api key %s: %w", keyID, ErrNoKey)
 	}
 	return nil
+}
+
+// A new key has the life that the old one had from its making, and all else of
+// it. The old one ends with the overlap, or before when it was to.
+const rotateKey = `
+WITH old AS MATERIALIZED (
+    SELECT * FROM core.api_keys WHERE key_id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) FOR UPDATE
+), ending AS (
+    UPDATE core.api_keys k SET expires_at = least(k.expires_at, now() + $4::interval) FROM old WHERE k.key_id = old.key_id
+)
+INSERT INTO core.api_keys (key_id, tenant_id, secret_hash, scopes, name, env, expires_at, events_per_second, events_burst)
+SELECT $2, tenant_id, $3, scopes, name, env, now() + (expires_at - created_at), events_per_second, events_burst FROM old`
+
+// Rotate makes a key that can do what another can, and ends that one after the
+// overlap: both work meanwhile, so that nobody is cut off while the new one is
+// brought to where it is used. The error is ErrNoKey for a key that is unknown,
+// expired or revoked.
+func (s *Postgres) Rotate(ctx context.Context, keyID string, overlap time.Duration) (text string, k Key, err error) {
+	old, err := s.Lookup(ctx, keyID)
+	if err != nil {
+		return "", Key{}, fmt.Errorf("rotate api key %s: %w", keyID, err)
+	}
+	text, k, err = Generate(old.Env)
+	if err != nil {
+		return "", Key{}, err
+	}
+	tag, err := s.db.Exec(ctx, rotateKey, keyID, k.ID, k.Hash[:], overlap)
+	if err != nil {
+		return "", Key{}, fmt.Errorf("rotate api key %s: %w", keyID, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return "", Key{}, fmt.Errorf("rotate api key %s, which is expired or revoked: %w", keyID, ErrNoKey)
+	}
+	return text, k, nil
 }
 
 // channel is what the trigger on core.api_keys notifies.

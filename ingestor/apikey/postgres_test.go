@@ -54,6 +54,75 @@ func TestPostgres(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, p.TenantID)
 	})
+	t.Run("GivesAKeysOwnLimit", func(t *testing.T) {
+		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}, Rate: Rate{PerSecond: 40}})
+		require.NoError(t, err)
+		p, err := verifier(t, store, nil).Verify(ctx, text)
+		require.NoError(t, err)
+		require.Equal(t, Rate{PerSecond: 40, Burst: 80}, p.Rate)
+		for _, r := range []Rate{{PerSecond: -1}, {Burst: 5}, {PerSecond: 1, Burst: -1}} {
+			_, _, err = store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}, Rate: r})
+			require.Error(t, err)
+		}
+	})
+	t.Run("RotatesAKeyWithoutAGap", func(t *testing.T) {
+		text, old, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a", "b"}, Name: "till", Rate: Rate{9, 18},
+			ExpiresAt: time.Now().Add(90 * 24 * time.Hour)})
+		require.NoError(t, err)
+		v := verifier(t, store, nil)
+		before, err := v.Verify(ctx, text)
+		require.NoError(t, err)
+		next, k, err := store.Rotate(ctx, old.ID, time.Hour)
+		require.NoError(t, err)
+		p, err := v.Verify(ctx, next)
+		require.NoError(t, err)
+		want := *before
+		want.KeyID = k.ID
+		require.Equal(t, &want, p, "it can do the same")
+		was, err := store.Lookup(ctx, old.ID)
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now().Add(time.Hour), was.ExpiresAt, time.Minute, "and both work for the overlap")
+		is, err := store.Lookup(ctx, k.ID)
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now().Add(90*24*time.Hour), is.ExpiresAt, time.Minute, "the new one has as long a life")
+		_, _, err = store.Rotate(ctx, old.ID, 2*time.Hour)
+		require.NoError(t, err)
+		again, err := store.Lookup(ctx, old.ID)
+		require.NoError(t, err)
+		require.Equal(t, was.ExpiresAt, again.ExpiresAt, "rotated again, it ends no later")
+		require.NoError(t, store.Revoke(ctx, old.ID))
+		_, _, err = store.Rotate(ctx, old.ID, time.Hour)
+		require.ErrorIs(t, err, ErrNoKey)
+		_, _, err = store.Rotate(ctx, "nobody", time.Hour)
+		require.ErrorIs(t, err, ErrNoKey)
+	})
+	t.Run("EndsARotatedKeyOnEveryReplicaAtOnce", func(t *testing.T) {
+		text, old, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		on := make(chan struct{}, 10)
+		v := verifier(t, store, tap{Listener{URL: dsn}, on})
+		<-on
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err)
+		_, _, err = store.Rotate(ctx, old.ID, 0)
+		require.NoError(t, err)
+		requireInvalidSoon(t, v, text)
+	})
+	t.Run("TellsListenersOfAChangedLimit", func(t *testing.T) {
+		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
+		require.NoError(t, err)
+		on := make(chan struct{}, 10)
+		v := verifier(t, store, tap{Listener{URL: dsn}, on})
+		<-on
+		_, err = v.Verify(ctx, text)
+		require.NoError(t, err)
+		_, err = pool.Exec(ctx, `UPDATE core.api_keys SET events_per_second = 3, events_burst = 6 WHERE key_id = $1`, k.ID)
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			p, err := v.Verify(ctx, text)
+			return err == nil && p.Rate == Rate{3, 6}
+		}, 10*time.Second, 2*time.Millisecond)
+	})
 	t.Run("KeepsNoSecret", func(t *testing.T) {
 		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)

@@ -8,11 +8,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// Scopes of the runtime API: sending events (FS-CORE-0006, API), and asking for
-// messages.
+// Scopes of the runtime API: sending events (FS-CORE-0006, API), asking for
+// messages, and reading the limits of both.
 const (
 	ScopeEventsWrite   = "core.events.write"
 	ScopeMessagesWrite = "messaging.messages.write"
+	ScopeEventsRead    = "core.events.read" // of which GET /v1/core/limits is the runtime API's
 )
 
 // Errors of Verify. ErrInvalid says nothing of why: a caller that could tell an
@@ -32,7 +33,14 @@ type Principal struct {
 	Env      string
 	TenantID uuid.UUID // uuid.Nil: an operator, who belongs to no tenant
 	Scopes   []string
+	Rate     Rate   // the key's own limit, beside its tenant's; zero: none
 	Tenant   Tenant // zero for an operator
+}
+
+// Rate limits what may be sent, in events.
+type Rate struct {
+	PerSecond int
+	Burst     int // at once
 }
 
 // Tenant is what the front door needs to know of a tenant.

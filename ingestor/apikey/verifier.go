@@ -143,6 +143,17 @@ func (v *Verifier) Verify(ctx context.Context, text string) (*Principal, error) 
 	return &e.record.Principal, nil
 }
 
+// Known says whether a key is one that Verify can answer for from memory. It
+// tells nothing of whether it is still valid.
+func (v *Verifier) Known(text string) bool {
+	k, ok := Parse(text)
+	if !ok {
+		return false
+	}
+	e := v.cache.get(k.ID)
+	return e != nil && !e.missing && subtle.ConstantTimeCompare(e.record.Hash[:], k.Hash[:]) == 1
+}
+
 func (v *Verifier) refuse(err error) (*Principal, error) {
 	source := "none"
 	if errors.Is(err, ErrUnavailable) {

@@ -134,11 +134,22 @@ func (p *Parser) checkName(e *envelope, _ *Caller, ev *schemas.Event) *Error {
 		return &Error{Code: InvalidEventName, Pointer: "/event_name", Detail: fmt.Sprintf(
 			"1 to %d ASCII letters, digits, '.', '_', '-' and ':', beginning with a letter or a digit, single spaces between words.", MaxEventName)}
 	}
-	if hasPrefixFold(name, "core.") || hasPrefixFold(name, "messaging.") {
+	if reserved(name) {
 		return &Error{Code: ReservedEventName, Pointer: "/event_name", Detail: "Names that begin with core. or messaging. are the platform's own."}
 	}
 	ev.EventName = unsafeString(name)
 	return nil
+}
+
+// TenantName says whether an event of a tenant's may have this name.
+func TenantName(name string) bool {
+	b := []byte(name)
+	return validName(b) && !reserved(b)
+}
+
+// reserved names are the platform's own.
+func reserved(name []byte) bool {
+	return hasPrefixFold(name, "core.") || hasPrefixFold(name, "messaging.")
 }
 
 // validName is ^[A-Za-z0-9][A-Za-z0-9._:-]*( [A-Za-z0-9._:-]+)*$ up to MaxEventName.

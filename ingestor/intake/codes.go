@@ -40,6 +40,7 @@ const (
 	IdempotencyKeyMismatch Code = "idempotency_key_mismatch"
 	InvalidCorrelationID   Code = "invalid_correlation_id"
 	OccurredAtOutOfRange   Code = "occurred_at_out_of_range"
+	TaxonomyViolation      Code = "taxonomy_violation" // given by the ingestor, which knows the tenant's schemas
 	EmptyBatch             Code = "empty_batch"
 	MixedHistorical        Code = "mixed_historical"
 )
@@ -51,7 +52,7 @@ func Codes() []Code {
 		LoneSurrogate, TooDeep, NumberOutOfRange, TooManyKeys, KeyTooLong, InvalidTime, InvalidEventName,
 		EventTooLarge, BatchTooLarge,
 		MissingField, InvalidType, InvalidField, ReservedEventName, MissingIdentifier, InvalidIdentifier,
-		InvalidIdempotencyKey, IdempotencyKeyMismatch, InvalidCorrelationID, OccurredAtOutOfRange, EmptyBatch, MixedHistorical,
+		InvalidIdempotencyKey, IdempotencyKeyMismatch, InvalidCorrelationID, OccurredAtOutOfRange, TaxonomyViolation, EmptyBatch, MixedHistorical,
 	}
 }
 
@@ -130,6 +131,8 @@ func (c Code) titleOfUnacceptable() string {
 		return "correlation_id has a form that is not taken"
 	case OccurredAtOutOfRange:
 		return "occurred_at is outside the accepted window"
+	case TaxonomyViolation:
+		return "The event does not match the schema that is installed for its name"
 	case EmptyBatch:
 		return "The batch has no events"
 	case MixedHistorical:
@@ -145,6 +148,7 @@ type Error struct {
 	Detail     string
 	Pointer    string    // JSON pointer into the request body; empty: the body as a whole, or a header
 	ServerTime time.Time // set where the caller's clock may be at fault
+	Extra      map[string]any
 }
 
 func (e *Error) Error() string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -32,20 +33,36 @@ type Deps struct {
 	// CursorKey signs the cursors of lists, the same in every replica.
 	CursorKey []byte
 	Queues    QueueHealth // nil: this process knows of no rails, the route is absent
+	Taxonomy  Taxonomy    // nil: the routes are absent
+	// SchemasChanged puts a tenant's changed schemas in force in this process; nil:
+	// they come by themselves.
+	SchemasChanged func(ctx context.Context, tenant uuid.UUID) error
+	Log            *slog.Logger
 }
 
 // Routes are the management reads.
 type Routes struct{ deps Deps }
 
-// New makes the routes.
-func New(deps Deps) *Routes { return &Routes{deps} }
+// New makes the routes; a nil Log discards.
+func New(deps Deps) *Routes {
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Routes{deps}
+}
 
 // Mount puts the routes on a router.
 func (m *Routes) Mount(r chi.Router) {
 	r.Get("/v1/messaging/trace", m.trace)
-	r.Get("/v1/messaging/sends", m.sends)
+	r.Get("/v1/messaging/sends", serve(m, sends()))
 	r.Get("/v1/messaging/sends/{id}", m.send)
-	r.Get("/v1/core/events/{id}", m.event)
+	r.Get("/v1/core/events", serve(m, events()))
+	r.Get("/v1/core/events/{event_id}", m.event)
+	r.Get("/v1/core/warnings", serve(m, warnings()))
+	r.Get("/v1/core/idempotency-conflicts", serve(m, conflicts()))
+	if m.deps.Taxonomy != nil {
+		m.mountTaxonomy(r)
+	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)
 	}
@@ -58,33 +75,14 @@ func (m *Routes) trace(w http.ResponseWriter, r *http.Request) {
 		problem.Write(w, r)
 		return
 	}
-	id, err := uuid.Parse(r.URL.Query().Get("origin_event_id"))
-	if err != nil {
+	id, ok := parseID(r.URL.Query().Get("origin_event_id"))
+	if !ok {
 		badParameter("origin_event_id must be the event_id of a 202, or the origin_event_id of a send.").Write(w, r)
 		return
 	}
-	m.answer(w, r, p.TenantID, id)
-}
-
-// event answers GET /v1/core/events/{id}: what became of an accepted event.
-func (m *Routes) event(w http.ResponseWriter, r *http.Request) {
-	p, problem := apikey.Authorize(m.deps.Keys, r, ScopeEventsRead)
-	if problem != nil {
-		problem.Write(w, r)
-		return
-	}
-	id, err := uuid.Parse(chi.URLParam(r, "id"))
-	if err != nil {
-		httpserver.NotFound(w, r)
-		return
-	}
-	m.answer(w, r, p.TenantID, id)
-}
-
-func (m *Routes) answer(w http.ResponseWriter, r *http.Request, tenant, event uuid.UUID) {
 	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
 	defer cancel()
-	t, err := TraceEvent(ctx, m.deps.DB, tenant, event)
+	t, err := TraceEvent(ctx, m.deps.DB, p.TenantID, id)
 	m.reply(w, r, t, err)
 }
 
@@ -97,6 +95,7 @@ func (m *Routes) reply(w http.ResponseWriter, r *http.Request, v any, err error)
 	case errors.Is(err, ErrNotFound):
 		httpserver.NotFound(w, r)
 	case err != nil:
+		m.deps.Log.Warn("a read failed", "request_id", httpserver.RequestID(r.Context()), "error", err)
 		(&httpserver.Problem{Status: http.StatusServiceUnavailable, Code: "store_unavailable", Title: "The database does not answer",
 			Detail: "Ask again after the time that Retry-After says.", RetryAfter: 2}).Write(w, r)
 	default:

@@ -116,39 +116,40 @@ func derive(ctx context.Context, db Querier, sends []*Send) error {
 	return nil
 }
 
-// listSends gives a page, newest first, behind a position, and whether there is
-// more. A contact's sends are also those of the contacts that were merged into
-// it.
-func listSends(ctx context.Context, db Querier, tenant uuid.UUID, q *listQuery, behind position) (page []*Send, more bool, err error) {
-	const sql = `WITH RECURSIVE who AS (
+// merged gives a contact and all that were merged into it.
+const merged = `WITH RECURSIVE who AS (
     SELECT $5::uuid AS contact_id
     UNION
     SELECT m.from_contact FROM who JOIN core.contact_merges m ON m.tenant_id = $3 AND m.into_contact = who.contact_id AND m.undone_at IS NULL
 )
-SELECT ` + sendColumns + ` FROM messaging.sends s
+`
+
+// listSends gives a page. A contact's sends are also those of the contacts that
+// were merged into it.
+func listSends(ctx context.Context, db Querier, tenant uuid.UUID, q *listQuery, behind position) ([]*Send, error) {
+	const sql = merged + `SELECT ` + sendColumns + ` FROM messaging.sends s
 WHERE s.requested_at >= $1 AND s.requested_at < $2 AND s.tenant_id = $3 AND ($4 = '' OR s.channel = $4)
     AND ($5::uuid IS NULL OR s.contact_id IN (SELECT contact_id FROM who))
     AND (s.requested_at, s.send_id) < ($6, $7)
 ORDER BY s.requested_at DESC, s.send_id DESC LIMIT $8`
-	to := q.to
-	if next := behind.at.Add(time.Microsecond); next.Before(to) {
-		to = next
-	}
-	rows, err := db.Query(ctx, sql, q.from, to, tenant, q.channel, q.contact, behind.at, behind.id, q.limit+1)
+	rows, err := db.Query(ctx, sql, q.from, q.before(behind), tenant, q.get("channel"), q.contact, behind.at, behind.id, q.limit+1)
 	if err != nil {
-		return nil, false, fmt.Errorf("list sends: %w", err)
+		return nil, fmt.Errorf("list sends: %w", err)
 	}
-	page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Send, error) {
+	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Send, error) {
 		var s Send
 		return &s, s.scan(row)
 	})
 	if err != nil {
-		return nil, false, fmt.Errorf("list sends: %w", err)
+		return nil, fmt.Errorf("list sends: %w", err)
 	}
-	if more = len(page) > q.limit; more {
-		page = page[:q.limit]
-	}
-	return page, more, derive(ctx, db, page)
+	return page, derive(ctx, db, page)
+}
+
+// sends is the list GET /v1/messaging/sends?from&to.
+func sends() listing[*Send] {
+	return listing[*Send]{name: "sends", scope: ScopeSendsRead, filters: []string{"contact_id", "channel"}, read: listSends,
+		at: func(s *Send) position { return position{s.RequestedAt, s.SendID} }}
 }
 
 // send answers GET /v1/messaging/sends/{id}.
@@ -158,8 +159,8 @@ func (m *Routes) send(w http.ResponseWriter, r *http.Request) {
 		problem.Write(w, r)
 		return
 	}
-	id, err := uuid.Parse(chi.URLParam(r, "id"))
-	if err != nil {
+	id, ok := parseID(chi.URLParam(r, "id"))
+	if !ok {
 		httpserver.NotFound(w, r)
 		return
 	}
@@ -167,39 +168,4 @@ func (m *Routes) send(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	s, err := FindSend(ctx, m.deps.DB, p.TenantID, id)
 	m.reply(w, r, s, err)
-}
-
-// sends answers GET /v1/messaging/sends?from&to.
-func (m *Routes) sends(w http.ResponseWriter, r *http.Request) {
-	p, problem := apikey.AuthorizeTenant(m.deps.Keys, r, ScopeSendsRead)
-	var q *listQuery
-	if problem == nil {
-		q, problem = parseList(r)
-	}
-	if problem != nil {
-		problem.Write(w, r)
-		return
-	}
-	s, of := signer{m.deps.CursorKey}, q.of(p.TenantID)
-	behind, ok := position{q.to, uuid.Max}, true
-	if q.cursor != "" {
-		behind, ok = s.open(q.cursor, of)
-	}
-	if !ok {
-		(&httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_cursor", Title: "The cursor does not belong to this list",
-			Detail: "A cursor goes with the parameters of the page that it came from."}).Write(w, r)
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
-	defer cancel()
-	page, more, err := listSends(ctx, m.deps.DB, p.TenantID, q, behind)
-	answer := struct {
-		Sends []*Send `json:"sends"`
-		Next  string  `json:"next_cursor,omitempty"`
-	}{Sends: page}
-	if more && err == nil {
-		last := page[len(page)-1]
-		answer.Next = s.sign(position{last.RequestedAt, last.SendID}, of)
-	}
-	m.reply(w, r, answer, err)
 }

@@ -1,6 +1,7 @@
 // Package manage is the management side of the front door: what operators and
-// tenants read about their events, sends and queues. It reads PostgreSQL and
-// writes nothing; a foreign id is answered like an absent one.
+// tenants read about their events, sends and queues, and the schemas that tenants
+// install. It reads PostgreSQL and writes nothing but those schemas; a foreign id
+// is answered like an absent one.
 package manage
 
 import (
@@ -80,10 +81,18 @@ type tracer struct {
 
 // TraceEvent follows an event. tenant uuid.Nil is an operator, who may see any.
 func TraceEvent(ctx context.Context, db Querier, tenant, event uuid.UUID) (*Trace, error) {
+	tr, err := follow(ctx, db, tenant, event)
+	if err != nil {
+		return nil, err
+	}
+	return &tr.t, nil
+}
+
+func follow(ctx context.Context, db Querier, tenant, event uuid.UUID) (*tracer, error) {
 	tr := &tracer{db: db, t: Trace{EventID: event}}
 	err := tr.accepted(ctx, tenant)
 	if errors.Is(err, ErrNotFound) {
-		return tr.buried(ctx, tenant)
+		return tr, tr.buried(ctx, tenant)
 	}
 	for _, step := range []func(context.Context) error{tr.appended, tr.points, tr.decided, tr.statuses, tr.outcomes, tr.webhooks, tr.deadLetters} {
 		if err != nil {
@@ -95,7 +104,7 @@ func TraceEvent(ctx context.Context, db Querier, tenant, event uuid.UUID) (*Trac
 		return nil, err
 	}
 	slices.SortStableFunc(tr.t.Steps, func(a, b Step) int { return cmp.Compare(a.At.UnixMicro(), b.At.UnixMicro()) })
-	return &tr.t, nil
+	return tr, nil
 }
 
 func (tr *tracer) add(s Step) { s.At = s.At.UTC(); tr.t.Steps = append(tr.t.Steps, s) }
@@ -244,7 +253,7 @@ func (tr *tracer) deadLetters(ctx context.Context) error {
 }
 
 // buried looks for an event that never became a row.
-func (tr *tracer) buried(ctx context.Context, tenant uuid.UUID) (*Trace, error) {
+func (tr *tracer) buried(ctx context.Context, tenant uuid.UUID) error {
 	const sql = `SELECT coalesce(tenant_id, $2), class, created_at FROM core.dead_letters WHERE event_id = $1 AND ($3 OR tenant_id = $2)`
 	rows, err := tr.db.Query(ctx, sql, tr.t.EventID, tenant, tenant == uuid.Nil)
 	err = each(rows, err, "dead letters", func() error {
@@ -256,12 +265,9 @@ func (tr *tracer) buried(ctx context.Context, tenant uuid.UUID) (*Trace, error) 
 		return nil
 	})
 	if err == nil && len(tr.t.Steps) == 0 {
-		err = ErrNotFound
+		return ErrNotFound
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &tr.t, nil
+	return err
 }
 
 // each scans every row of a query.

@@ -89,12 +89,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, ok := h.sources[r.PathValue("provider")]
 	if !ok {
 		h.metrics.count(unknownProvider, outcomeUnknown)
-		problem{Status: http.StatusNotFound, Code: "unknown_provider", Detail: "There is no such provider."}.write(w)
+		problem{Status: http.StatusNotFound, Code: "unknown_provider", Detail: "There is no such provider."}.write(w, r)
 		return
 	}
 	if p, outcome := h.accept(w, r, s); p.Status != 0 {
 		h.metrics.count(s.Provider, outcome)
-		p.write(w)
+		p.write(w, r)
 		return
 	}
 	h.metrics.count(s.Provider, outcomeAccepted)

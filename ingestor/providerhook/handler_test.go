@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,7 +24,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/softcrum/carril/ingestor/providerhook"
+	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/signature"
+	"github.com/softcrum/carril/internal/testkit/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -95,15 +98,22 @@ func (b *bundle) signed(body string, secrets ...signature.Secret) *http.Request 
 		secrets = []signature.Secret{b.secret}
 	}
 	r := httptest.NewRequest(http.MethodPost, "/v1/providers/resend/webhooks", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("svix-id", "msg_1")
 	r.Header.Set("svix-timestamp", strconv.FormatInt(b.now.Unix(), 10))
 	r.Header.Set("svix-signature", signature.SignAll(secrets, "msg_1", b.now, []byte(body)))
 	return r
 }
 
+// do sends a request as the server does, and holds the answer to a POST against
+// the contract.
 func (b *bundle) do(r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	b.router.ServeHTTP(w, r)
+	httpserver.Identify(b.router, slog.New(slog.DiscardHandler)).ServeHTTP(w, r)
+	if r.Method == http.MethodPost {
+		contract.Require(b.t, contract.Exchange{Route: providerhook.Route, Params: map[string]string{"provider": "resend"}, Request: r, Sent: "{}",
+			Status: w.Code, Header: w.Header(), Answered: w.Body.Bytes()})
+	}
 	return w
 }
 
@@ -197,9 +207,9 @@ func TestHandler(t *testing.T) {
 		t.Parallel()
 		b := newBundle(t, nil)
 		w := httptest.NewRecorder()
-		w.Header().Set("Carril-Request-Id", "req_7")
-		b.router.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/providers/resend/webhooks", nil))
-		require.Contains(t, w.Body.String(), `"instance":"req_7"`)
+		httpserver.Identify(b.router, slog.New(slog.DiscardHandler)).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/providers/resend/webhooks", nil))
+		require.Contains(t, w.Body.String(), `"instance":"`+w.Header().Get(httpserver.RequestIDHeader)+`"`)
+		require.Contains(t, w.Body.String(), `"type":"urn:carril:problem:`)
 	})
 }
 
@@ -228,10 +238,11 @@ func TestSignature(t *testing.T) {
 			change(r)
 			w := b.refused(r, http.StatusUnauthorized, "invalid_signature")
 			require.NotEmpty(t, w.Header().Get("WWW-Authenticate"))
+			answer := strings.Replace(w.Body.String(), w.Header().Get(httpserver.RequestIDHeader), "-", 1) // each request has its own
 			if first == "" {
-				first = w.Body.String()
+				first = answer
 			}
-			require.Equal(t, first, w.Body.String(), "%s: the answer says no more than another one's", name)
+			require.Equal(t, first, answer, "%s: the answer says no more than another one's", name)
 			require.Zero(t, b.counted("accepted"))
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 
 	"github.com/softcrum/carril/internal/ids"
@@ -19,6 +20,9 @@ type requestKey struct{}
 type request struct {
 	id          string
 	traceparent string
+	remote      string   // the connection's other end
+	forwarded   []string // X-Forwarded-For, believed as far as proxies says
+	proxies     []netip.Prefix
 }
 
 // RequestID gives the id of the request that ctx belongs to, or "".
@@ -41,9 +45,12 @@ func Traceparent(ctx context.Context) string {
 // Identify gives each request its id and carries the caller's traceparent, and
 // turns a panic of next into a 500 problem. The id is always ours: one chosen
 // by a caller could stand in the logs twice.
-func Identify(next http.Handler, log *slog.Logger) http.Handler {
+func Identify(next http.Handler, log *slog.Logger) http.Handler { return identify(next, log, nil) }
+
+func identify(next http.Handler, log *slog.Logger, proxies []netip.Prefix) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		q := &request{id: ids.New().String(), traceparent: validTraceparent(r.Header["Traceparent"])}
+		q := &request{id: ids.New().String(), traceparent: validTraceparent(r.Header["Traceparent"]),
+			remote: r.RemoteAddr, forwarded: r.Header["X-Forwarded-For"], proxies: proxies}
 		w.Header()[RequestIDHeader] = []string{q.id}
 		r = r.WithContext(context.WithValue(r.Context(), requestKey{}, q))
 		track := &started{ResponseWriter: w}

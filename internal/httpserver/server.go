@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -22,6 +23,10 @@ type Config struct {
 	DrainTimeout      time.Duration // for the requests in flight when stopped; 20 s
 	MaxHeaderBytes    int           // request line and headers; 16 KiB (net/http reads 4 KiB more)
 	MaxConns          int           // open connections; the next gets a 503; 10,000
+
+	// TrustedProxies may say in X-Forwarded-For whom they speak for; anybody
+	// else's header is ignored. Default none.
+	TrustedProxies []netip.Prefix
 }
 
 func (c Config) withDefaults() Config {
@@ -76,7 +81,7 @@ func New(cfg Config, handler http.Handler, log *slog.Logger) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, log: log, failed: make(chan error, 1), served: make(chan struct{})}
 	s.http = &http.Server{
-		Handler:                      Identify(handler, log),
+		Handler:                      identify(handler, log, cfg.TrustedProxies),
 		ReadHeaderTimeout:            cfg.ReadHeaderTimeout,
 		ReadTimeout:                  cfg.ReadTimeout,
 		WriteTimeout:                 cfg.WriteTimeout,

@@ -137,6 +137,18 @@ func (e Event) Headers() []kgo.RecordHeader {
 	return hs
 }
 
+// Traced adds the traceparent of the record that caused something to its headers;
+// a record without one adds none, and so does nil.
+func Traced(headers []kgo.RecordHeader, cause *kgo.Record) []kgo.RecordHeader {
+	if cause == nil {
+		return headers
+	}
+	if trace := Header(cause, "traceparent"); trace != "" {
+		return append(headers, kgo.RecordHeader{Key: "traceparent", Value: []byte(trace)})
+	}
+	return headers
+}
+
 // Header reads one header of a record; empty where it has none.
 func Header(r *kgo.Record, key string) string {
 	for _, h := range r.Headers {

@@ -66,6 +66,8 @@ local mode, cost, least = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local capacity, rate, tenant_capacity, tenant_rate = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local tenant, asker, messages = ARGV[9], ARGV[10], tonumber(ARGV[11])
 local day, day_limit, month, month_limit, reserve = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
+-- depth is how many tokens below empty a bucket may stand; whole wants all of the cost or nothing.
+local depth, whole = number(ARGV[17], 0), ARGV[18] == '1'
 local member = tenant .. ':' .. asker
 local askers = 0
 if mode == 'transactional' or mode == 'seen' then
@@ -75,8 +77,9 @@ if mode == 'transactional' or mode == 'seen' then
   askers = redis.call('ZCARD', KEYS[5])
 end
 
+local debt, tenant_debt = 0, 0 -- µs until a bucket is full again
 local function answer(granted, reason, wait)
-  return {text(granted), reason, text(math.ceil(math.max(0, wait))), text(now), tostring(factor), text(askers)}
+  return {text(granted), reason, text(math.ceil(math.max(0, wait))), text(now), tostring(factor), text(askers), text(debt), text(tenant_debt)}
 end
 
 if mode == 'seen' then
@@ -86,12 +89,18 @@ end
 -- owed is how far a bucket's arrival time lies ahead; differences first, because
 -- an absolute time has only a quarter of a microsecond left of its digits.
 local function owed(arrival, cap, interval)
-  return math.min(math.max(arrival - now, 0), cap * interval)
+  return math.min(math.max(arrival - now, 0), (cap + depth) * interval)
 end
 local function available(debt, cap, interval) return math.floor(cap - debt / interval + 1e-9) end
-local function due_in(debt, cap, interval) return debt + least * interval - cap * interval end
+-- wanted is what must be there. What a bucket can never hold is granted once it is half
+-- full, and leaves it in debt: asked to be full it would wait for ever beside small asks.
+local function wanted(cap)
+  if whole and least > cap then return math.max(1, math.floor(cap / 2)) end
+  return least
+end
+local function due_in(debt, cap, interval) return debt + wanted(cap) * interval - cap * interval end
 
-local tenant_debt, tenant_interval, take = 0, 0, cost
+local tenant_interval, take = 0, cost
 if tenant_rate > 0 then
   tenant_interval = 1000000 / tenant_rate
   local arrival = number(redis.call('GET', KEYS[2]), 0)
@@ -100,16 +109,16 @@ if tenant_rate > 0 then
     redis.call('SET', KEYS[2], text(now + tenant_debt), 'PX', text(math.ceil(tenant_debt / 1000) + 10000))
   end
   local free = available(tenant_debt, tenant_capacity, tenant_interval)
-  if free < least then
+  if free < wanted(tenant_capacity) then
     -- It does not wait for the provider, so it holds nobody up there.
     if mode == 'transactional' then redis.call('ZREM', KEYS[3], member) end
     return answer(0, 'tenant', due_in(tenant_debt, tenant_capacity, tenant_interval))
   end
-  take = math.min(take, free)
+  if not whole then take = math.min(take, free) end
 end
 
 local interval = 1000000 / (rate * factor)
-local debt = owed(tat, capacity, interval)
+debt = owed(tat, capacity, interval)
 if tat - now > debt + 1 then
   redis.call('HSET', KEYS[1], 'tat', text(now + debt))
 end
@@ -130,10 +139,10 @@ end
 -- Of a burst of two or more, marketing leaves one token for a code.
 local spare = (mode == 'marketing' and capacity >= 2) and 1 or 0
 local free = available(debt, capacity, interval) - spare
-if free < least then
+if free < wanted(capacity) then
   return refuse('provider', due_in(debt, capacity, interval) + spare * interval)
 end
-take = math.min(take, free)
+if not whole then take = math.min(take, free) end
 
 if mode == 'marketing' and (
     (day_limit > 0 and used_of(day, stored[6], stored[7]) + messages > day_limit * (1 - reserve)) or
@@ -175,8 +184,10 @@ if mode ~= 'plain' then
   end
 end
 
-redis.call('HSET', KEYS[1], 'tat', text(now + debt + take * interval))
-redis.call('PEXPIRE', KEYS[1], 172800000)
+debt = debt + take * interval
+redis.call('HSET', KEYS[1], 'tat', text(now + debt))
+-- A bucket of the API holds nothing but its debt; a provider's remembers what it was told.
+redis.call('PEXPIRE', KEYS[1], mode == 'plain' and text(math.ceil(debt / 1000) + 10000) or 172800000)
 if day_limit > 0 then
   redis.call('HSET', KEYS[1], 'day', text(math.max(day, number(stored[6], 0))), 'day_used', text(used_of(day, stored[6], stored[7]) + messages))
 end
@@ -184,8 +195,8 @@ if month_limit > 0 then
   redis.call('HSET', KEYS[1], 'month', text(math.max(month, number(stored[8], 0))), 'month_used', text(used_of(month, stored[8], stored[9]) + messages))
 end
 if tenant_rate > 0 then
-  local arrival = now + tenant_debt + take * tenant_interval
-  redis.call('SET', KEYS[2], text(arrival), 'PX', text(math.ceil((arrival - now) / 1000) + 10000))
+  tenant_debt = tenant_debt + take * tenant_interval
+  redis.call('SET', KEYS[2], text(now + tenant_debt), 'PX', text(math.ceil(tenant_debt / 1000) + 10000))
 end
 if mode == 'transactional' then
   redis.call('ZREM', KEYS[3], member)

@@ -57,10 +57,14 @@ type Keys struct {
 
 // Ask wants between Least and Cost tokens.
 type Ask struct {
-	Keys     Keys
-	Mode     Mode
-	Cost     int // at most this many tokens; 0 is 1
-	Least    int // and no fewer than this; 0 is Cost
+	Keys  Keys
+	Mode  Mode
+	Cost  int // at most this many tokens; 0 is 1
+	Least int // and no fewer than this; 0 is Cost
+	// Whole wants all of Cost or nothing (Least is then Cost). A bucket that can
+	// never hold so many grants them once it is half full, and goes into debt.
+	Whole    bool
+	Depth    int // tokens that a bucket may be in debt; 0 for asks that are never Whole
 	Provider Bucket
 	Tenant   Bucket // zero: none
 	TenantID string // no colon
@@ -84,6 +88,9 @@ type Answer struct {
 	At      time.Time     // the server's clock; goes back with a Report
 	Factor  float64       // of the provider's rate, 1 unless it was throttled lately
 	Askers  int           // transactional askers seen within 30 s; 0 in other modes
+
+	ProviderDebt time.Duration // until the provider's bucket is full again, after this ask; 0 where it was not reached
+	TenantDebt   time.Duration // the same of the tenant's
 }
 
 // Report is what a provider's answer said of its limits.
@@ -108,13 +115,13 @@ func New() *Script { return &Script{script: redis.NewScript(source)} }
 func (s *Script) Take(ctx context.Context, rdb redis.Scripter, a Ask) (Answer, error) {
 	cost := max(a.Cost, 1)
 	least := a.Least
-	if least <= 0 {
+	if least <= 0 || a.Whole {
 		least = cost
 	}
 	day, month := period(a.Quota.Now)
 	vals, err := s.script.Run(ctx, rdb, a.Keys.list(), "take", string(a.Mode), cost, least,
 		f(a.Provider.Capacity), f(a.Provider.Rate), f(a.Tenant.Capacity), f(a.Tenant.Rate),
-		a.TenantID, a.Asker, a.Messages, day, a.Quota.Day, month, a.Quota.Month, f(a.Quota.Reserve)).StringSlice()
+		a.TenantID, a.Asker, a.Messages, day, a.Quota.Day, month, a.Quota.Month, f(a.Quota.Reserve), a.Depth, a.Whole).StringSlice()
 	if err != nil {
 		return Answer{}, fmt.Errorf("ask the buckets: %w", err)
 	}
@@ -202,7 +209,7 @@ func period(now time.Time) (day, month int64) {
 func f(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
 func readAnswer(vals []string) (Answer, error) {
-	if len(vals) != 6 {
+	if len(vals) != 8 {
 		return Answer{}, fmt.Errorf("the buckets answered %d values", len(vals))
 	}
 	granted, err1 := strconv.Atoi(vals[0])
@@ -210,13 +217,16 @@ func readAnswer(vals []string) (Answer, error) {
 	at, err3 := strconv.ParseInt(vals[3], 10, 64)
 	factor, err4 := strconv.ParseFloat(vals[4], 64)
 	askers, err5 := strconv.Atoi(vals[5])
-	for _, err := range []error{err1, err2, err3, err4, err5} {
+	debt, err6 := strconv.ParseInt(vals[6], 10, 64)
+	tenantDebt, err7 := strconv.ParseInt(vals[7], 10, 64)
+	for _, err := range []error{err1, err2, err3, err4, err5, err6, err7} {
 		if err != nil {
 			return Answer{}, fmt.Errorf("read the buckets' answer: %w", err)
 		}
 	}
 	return Answer{Granted: granted, Reason: Reason(vals[1]), Wait: time.Duration(wait) * time.Microsecond,
-		At: time.UnixMicro(at), Factor: factor, Askers: askers}, nil
+		At: time.UnixMicro(at), Factor: factor, Askers: askers,
+		ProviderDebt: time.Duration(debt) * time.Microsecond, TenantDebt: time.Duration(tenantDebt) * time.Microsecond}, nil
 }
 
 // Open makes a client of the Redis at url that keeps a caller's deadline: one

@@ -423,3 +423,48 @@ func TestRealRedis(t *testing.T) {
 		}
 	})
 }
+
+func TestWhole(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	api := func(cost, least int, whole bool) ratelimit.Ask {
+		return ratelimit.Ask{Mode: ratelimit.Plain, Cost: cost, Least: least, Whole: whole, Depth: 500,
+			Provider: ratelimit.Bucket{Capacity: 100, Rate: 10}, TenantID: "t"}
+	}
+	t.Run("IsGrantedAboveTheCapacityAndLeavesADebt", func(t *testing.T) {
+		v.reset(t)
+		got := v.take(api(300, 0, true))
+		require.Equal(t, 300, got.Granted)
+		require.Equal(t, 30*time.Second, got.ProviderDebt)
+		got = v.take(api(1, 0, false))
+		require.Equal(t, 0, got.Granted)
+		require.Equal(t, 20*time.Second+100*time.Millisecond, got.Wait, "200 below empty, and one more")
+		require.Equal(t, 30*time.Second, got.ProviderDebt, "the debt stands, whoever asks")
+	})
+	t.Run("NeedsHalfOfTheCapacity", func(t *testing.T) {
+		v.reset(t)
+		require.Equal(t, 60, v.take(api(60, 0, false)).Granted)
+		got := v.take(api(300, 0, true))
+		require.Equal(t, []any{0, time.Second}, []any{got.Granted, got.Wait}, "ten are missing")
+		v.to(v.now.Add(time.Second))
+		require.Equal(t, 300, v.take(api(300, 0, true)).Granted)
+	})
+	t.Run("NeedsAllOfItWhereTheBucketCanHoldIt", func(t *testing.T) {
+		v.reset(t)
+		require.Equal(t, 60, v.take(api(60, 0, false)).Granted)
+		require.Zero(t, v.take(api(50, 0, true)).Granted)
+		require.Equal(t, 40, v.take(api(50, 1, false)).Granted, "which an ask for a block takes in part")
+	})
+	t.Run("IsTakenFromBothOrFromNeither", func(t *testing.T) {
+		v.reset(t)
+		a := api(300, 0, true)
+		a.Tenant = ratelimit.Bucket{Capacity: 20, Rate: 1}
+		got := v.take(a)
+		require.Equal(t, 300, got.Granted)
+		require.Equal(t, 300*time.Second, got.TenantDebt)
+		got = v.take(a)
+		require.Equal(t, ratelimit.Tenant, got.Reason)
+		require.Equal(t, 290*time.Second, got.Wait)
+		require.Equal(t, 200*time.Second/10, v.take(api(1, 0, false)).Wait-100*time.Millisecond, "and the other was charged once")
+	})
+}

@@ -12,9 +12,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
 )
@@ -96,6 +98,7 @@ func printable(s string) string {
 // keepDeadLetters writes what could not be processed, with its bytes.
 func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]byte, logical func(string) string, rejects []reject) error {
 	for _, r := range rejects {
+		r.ref = r.ref.orOf(r.record)
 		sum := sha256.Sum256(r.record.Value)
 		err := streamdb.New(tx).KeepDeadLetter(ctx, streamdb.KeepDeadLetterParams{
 			DeadLetterID: ids.New(), Stage: stage, Class: r.class, Reason: printable(r.reason),
@@ -107,6 +110,27 @@ func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]b
 		}
 	}
 	return nil
+}
+
+// orOf fills what is not known of a dead letter from its record's CloudEvents
+// headers, which can be read where the record itself cannot: who sent an event
+// must be able to find out that it lies here.
+func (r Ref) orOf(rec *kgo.Record) Ref {
+	if tenant, ok := strings.CutPrefix(kafka.Header(rec, "ce_source"), "/tenants/"); ok && r.TenantID == uuid.Nil {
+		r.TenantID = idOrNil(tenant)
+	}
+	if t := kafka.Header(rec, "ce_type"); r.EventID == uuid.Nil && (t == "core.event.accepted" || t == "core.event.tracked") {
+		r.EventID = idOrNil(kafka.Header(rec, "ce_id"))
+	}
+	return r
+}
+
+func idOrNil(s string) uuid.UUID {
+	id, err := uuid.Parse(s)
+	if err != nil {
+		return uuid.Nil
+	}
+	return id
 }
 
 func orNull(id uuid.UUID) *uuid.UUID {

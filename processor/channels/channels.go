@@ -59,6 +59,7 @@ type Handler struct {
 	deps     Deps
 	rail     string
 	outcomes *prometheus.CounterVec
+	repeats  prometheus.Counter
 }
 
 // New makes the stage's handler for a rail.
@@ -69,7 +70,9 @@ func New(rail string, deps Deps) *Handler {
 	h := &Handler{deps: deps, rail: rail,
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "carril_channels_decisions_total",
 			Help: "Recipients decided, by outcome: queued, or the gate's reason.", ConstLabels: prometheus.Labels{"rail": rail}}, []string{"outcome"})}
-	deps.Metrics.MustRegister(h.outcomes)
+	h.repeats = prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_channels_idempotency_conflicts_total",
+		Help: "Requests for messages under a key that came before with another body.", ConstLabels: prometheus.Labels{"rail": rail}})
+	deps.Metrics.MustRegister(h.outcomes, h.repeats)
 	return h
 }
 
@@ -93,6 +96,7 @@ func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
 // recipient is one message asked for, on its way to a decision.
 type recipient struct {
 	req       *schemas.NotificationRequested
+	from      *kgo.Record // the request's
 	index     int
 	first     time.Time // the request's first received_at
 	class     int16
@@ -181,6 +185,7 @@ func (h *Handler) count(rs []*recipient) {
 // request is a new request with what the fence and the tenant say of it.
 type request struct {
 	*schemas.NotificationRequested
+	from  *kgo.Record
 	first time.Time
 	class int16
 }
@@ -200,7 +205,7 @@ func (h *Handler) recipients(ctx context.Context, b *stream.Batch, reqs []reques
 			origin = *q.OriginEventID
 		}
 		for i, a := range asked {
-			r := &recipient{req: q.NotificationRequested, index: i, first: q.first, class: q.class, origin: origin, asked: a,
+			r := &recipient{req: q.NotificationRequested, from: q.from, index: i, first: q.first, class: q.class, origin: origin, asked: a,
 				variables: json.RawMessage(q.Variables)}
 			if len(a.Variables) > 0 {
 				r.variables = a.Variables
@@ -250,9 +255,10 @@ func (h *Handler) askGates(ctx context.Context, tx pgx.Tx, rs []*recipient) erro
 
 // fence keeps the requests that the database has not seen, each with the
 // received_at that it keeps for ever: a retry through another replica, two
-// seconds later, is the same send.
+// seconds later, is the same send. A key that came with another body before is
+// recorded, and nothing is sent for it.
 func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch) ([]request, error) {
-	var reqs []request
+	var reqs, again []request
 	seen := map[uuid.UUID]bool{}
 	for i, rec := range b.Records {
 		n, ok := rec.Value.(*schemas.NotificationRequested)
@@ -267,10 +273,13 @@ func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch) ([]requ
 		if err != nil {
 			return nil, err
 		}
-		if !seen[n.RequestID] {
-			seen[n.RequestID] = true
-			reqs = append(reqs, request{n, n.ReceivedAt.Truncate(time.Millisecond), t.RetentionMonths})
+		q := request{n, rec.Record, n.ReceivedAt.Truncate(time.Millisecond), t.RetentionMonths}
+		if seen[n.RequestID] {
+			again = append(again, q)
+			continue
 		}
+		seen[n.RequestID] = true
+		reqs = append(reqs, q)
 	}
 	if len(reqs) == 0 {
 		return nil, nil
@@ -283,7 +292,9 @@ func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch) ([]requ
 	for _, q := range reqs {
 		if won[q.RequestID] {
 			fresh = append(fresh, q)
+		} else {
+			again = append(again, q)
 		}
 	}
-	return fresh, nil
+	return fresh, h.recordConflicts(ctx, tx, b, again)
 }

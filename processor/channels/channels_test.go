@@ -70,6 +70,36 @@ func TestChannels(t *testing.T) {
 			AND (payload->'messages'->0->>'template_version')::int = 2`, jobs[0].JobID))
 	})
 
+	t.Run("AnotherBodyUnderAUsedKeyIsRecordedAndNeverSent", func(t *testing.T) { // bad inputs 25
+		t.Parallel()
+		b := newBench(t)
+		first := asked(b, "K", "transactional", "ana@example.com")
+		other := asked(b, "K", "transactional", "bo@example.com")
+		other.BodyHash = append([]byte{1}, other.BodyHash[1:]...)
+		rule := first
+		rule.Origin, rule.BodyHash = "rule", append([]byte{2}, rule.BodyHash[1:]...)
+		stagetest.Send(b, schemas.TopicRequestedTransactional, b.Tenant, first, first, other) // one batch
+		run(b, schemas.RailTransactional, 0)
+		stagetest.Read[schemas.SendJob](b, schemas.RailTopic("email", "transactional"), 1)
+		stagetest.Send(b, schemas.TopicRequestedTransactional, b.Tenant, other, first, rule, asked(b, "K2", "transactional", "cy@example.com")) // another
+		stagetest.Read[schemas.SendJob](b, schemas.RailTopic("email", "transactional"), 2)
+		require.Equal(t, 2, state("in_topic").of(b))
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.processed_jobs WHERE payload->'messages'->0->>'address' = 'bo@example.com'`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.idempotency_conflicts`))
+		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.idempotency_conflicts WHERE kind = 'message' AND event_id = $1 AND tenant_id = $2 AND body_hash = $3`,
+			first.RequestID, b.Tenant, other.BodyHash))
+	})
+
+	t.Run("CarriesTheCallersTraceparentToTheRail", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		n := asked(b, "K", "transactional", "ana@example.com")
+		stagetest.SendTraced(b, schemas.TopicRequestedTransactional, "messaging.requested", n.RequestID, trace, n)
+		run(b, schemas.RailTransactional, 0)
+		require.Equal(t, trace, b.Headers(schemas.RailTopic("email", "transactional"))["traceparent"])
+	})
+
 	t.Run("EverySendHasAnOriginEventOfThePlatform", func(t *testing.T) { // FS-MSG-0003 AC2, I33
 		t.Parallel()
 		b := newBench(t)

@@ -42,6 +42,29 @@ func insertKeys(ctx context.Context, tx pgx.Tx, reqs []request) (map[uuid.UUID]b
 	return set, nil
 }
 
+// recordConflicts keeps which of the repeated requests are other requests under
+// a used key. A rule's repeat is the platform's own affair: no caller chose its
+// key.
+func (h *Handler) recordConflicts(ctx context.Context, tx pgx.Tx, b *stream.Batch, again []request) error {
+	var rows processordb.RecordRequestConflictsParams
+	for _, q := range again {
+		if q.Origin != "api" {
+			continue
+		}
+		rows.Tenants, rows.Requests = append(rows.Tenants, q.TenantID), append(rows.Requests, q.RequestID)
+		rows.BodyHashes, rows.Received = append(rows.BodyHashes, q.BodyHash), append(rows.Received, q.ReceivedAt)
+	}
+	if len(rows.Requests) == 0 {
+		return nil
+	}
+	n, err := processordb.New(tx).RecordRequestConflicts(ctx, rows)
+	if err != nil {
+		return fmt.Errorf("record key conflicts of requests: %w", err)
+	}
+	b.OnCommit(func() { h.repeats.Add(float64(n)) })
+	return nil
+}
+
 // findContacts gives every recipient its contact, as merges left it; a
 // recipient of the API that nobody knows becomes one. A request that no event
 // caused gets the platform's own event.
@@ -288,6 +311,7 @@ func (h *Handler) enqueue(ctx context.Context, tx pgx.Tx, b *stream.Batch, rs []
 		if err != nil {
 			return err
 		}
+		m.Headers = kafka.Traced(m.Headers, r.from)
 		b.Emit(m)
 	}
 	return nil

@@ -21,7 +21,7 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
-func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
+func (h *Handler) recordConflicts(ctx context.Context, tx pgx.Tx, b *stream.Batch, again []row) error {
 	if len(again) == 0 {
 		return nil
 	}
@@ -31,8 +31,12 @@ func recordConflicts(ctx context.Context, tx pgx.Tx, again []row) error {
 	for i, r := range again {
 		rows.Tenants[i], rows.Events[i], rows.BodyHashes[i], rows.Received[i] = r.TenantID, r.EventID, r.BodyHash, r.ReceivedAt
 	}
-	if err := processordb.New(tx).RecordKeyConflicts(ctx, rows); err != nil {
+	recorded, err := processordb.New(tx).RecordKeyConflicts(ctx, rows)
+	if err != nil {
 		return fmt.Errorf("record key conflicts: %w", err)
+	}
+	if m := h.deps.Metrics; m != nil && recorded > 0 {
+		b.OnCommit(func() { m.conflicts.Add(float64(recorded)) })
 	}
 	return nil
 }
@@ -86,6 +90,7 @@ func (h *Handler) messages(ctx context.Context, rows []row, lane int32, first in
 			values = slices.Grow(values, len(rows)*(len(values)+64))
 		}
 		msgs[i], ends[i] = message(&e, a, nil), len(values)
+		msgs[i].Headers = kafka.Traced(msgs[i].Headers, r.from)
 	}
 	from := 0
 	for i, end := range ends {

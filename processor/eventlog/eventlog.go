@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/db/processordb"
@@ -44,6 +45,26 @@ type Deps struct {
 	Partitions *partition.Maker
 	Contacts   *ContactLanes
 	Log        *slog.Logger
+	Metrics    *Metrics // nil: not measured
+	Taxonomy   Taxonomy // nil: no event is judged
+}
+
+// Metrics of the stage, for both of its topics.
+type Metrics struct {
+	conflicts  prometheus.Counter
+	violations prometheus.Counter
+}
+
+// NewMetrics registers the stage's metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_append_idempotency_conflicts_total",
+			Help: "Events under a key that came before with another body."}),
+		violations: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_append_taxonomy_violations_total",
+			Help: "Appended events that do not match the schema in force for their name."}),
+	}
+	reg.MustRegister(m.conflicts, m.violations)
+	return m
 }
 
 // Handler is the append stage; it serves both topics of events.
@@ -88,6 +109,7 @@ type row struct {
 	*schemas.Event
 	read    *identity.Identifiers
 	index   int
+	from    *kgo.Record // nil: an event of the platform's own
 	class   int16
 	contact uuid.UUID
 }
@@ -108,7 +130,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err := h.ensureMonths(ctx, rows); err != nil {
 		return err
 	}
-	winners, err := h.fence(ctx, tx, rows)
+	winners, err := h.fence(ctx, tx, b, rows)
 	if err != nil || len(winners) == 0 {
 		return err
 	}
@@ -119,7 +141,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	for i := range winners {
 		winners[i].contact = out.Contacts[i]
 	}
-	if err := writeWarnings(ctx, tx, out.Warnings); err != nil {
+	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err
 	}
 	if err := h.append(ctx, tx, b, winners); err != nil {
@@ -138,13 +160,13 @@ func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
 		}
 		t, err := h.deps.Tenants.Get(ctx, e.TenantID)
 		if errors.Is(err, tenants.ErrUnknown) {
-			b.Reject(i, "unknown_tenant", "no such tenant", stream.Ref{EventID: e.EventID})
+			b.Reject(i, "unknown_tenant", "no such tenant", stream.Ref{TenantID: e.TenantID, EventID: e.EventID})
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{Event: &e.Event, read: e.identifiers, index: i, class: t.RetentionMonths})
+		rows = append(rows, row{Event: &e.Event, read: e.identifiers, index: i, from: r.Record, class: t.RetentionMonths})
 	}
 	return rows, nil
 }

@@ -7,8 +7,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/processor/eventlog"
 	"github.com/softcrum/carril/processor/partition"
@@ -19,12 +22,15 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func run(b *stagetest.Bench) (stop func()) {
+func run(b *stagetest.Bench) (stop func()) { return runWith(b, eventlog.Deps{}) }
+
+func runWith(b *stagetest.Bench, deps eventlog.Deps) (stop func()) {
 	b.T.Helper()
 	contacts, err := eventlog.OpenContactLanes(b.T.Context(), b.Side, b.Codec, nil)
 	require.NoError(b.T, err)
-	h := eventlog.New(eventlog.Deps{Codec: b.Codec, Tenants: tenants.NewCache(b.Side, 0), Partitions: partition.NewMaker(b.Side),
-		Contacts: contacts, Log: testkit.Logger(b.T)})
+	deps.Codec, deps.Tenants, deps.Partitions = b.Codec, tenants.NewCache(b.Side, 0), partition.NewMaker(b.Side)
+	deps.Contacts, deps.Log = contacts, testkit.Logger(b.T)
+	h := eventlog.New(deps)
 	return b.Run(eventlog.Stage, []string{schemas.TopicEvents}, h, eventlog.Source{Pool: b.Side, Codec: b.Codec})
 }
 
@@ -54,10 +60,17 @@ func TestAppend(t *testing.T) {
 	t.Run("SameKeyWithAnotherBodyIsAConflictAndNoSecondRow", func(t *testing.T) {
 		t.Parallel()
 		b := stagetest.New(t)
-		b.SendEvents(b.Event("k", "invoice.paid", now, anybody, `{"total":1}`), b.Event("k", "invoice.paid", now, anybody, `{"total":2}`))
-		run(b)
-		b.Await(1, `SELECT count(*) FROM core.idempotency_conflicts`)
-		b.Await(1, eventCount+` AND properties = '{"total":1}'`)
+		reg := prometheus.NewPedanticRegistry()
+		for range 2 { // the second time in other batches; the same conflict is recorded once
+			b.SendEvents(b.Event("k", "invoice.paid", now, anybody, `{"total":1}`), b.Event("k", "invoice.paid", now, anybody, `{"total":2}`))
+		}
+		runWith(b, eventlog.Deps{Metrics: eventlog.NewMetrics(reg)})
+		b.SendEvents(b.Event("k", "invoice.paid", now, anybody, `{"total":2}`), b.Event("k", "invoice.paid", now, anybody, `{"total":3}`),
+			b.Event("last", "invoice.paid", now, anybody, `{}`))
+		b.Await(1, eventCount+` AND idempotency_key = 'last'`)
+		b.Await(2, `SELECT count(*) FROM core.idempotency_conflicts WHERE kind = 'event' AND event_id = $1`, ids.Event(b.Tenant, "k"))
+		b.Await(1, eventCount+` AND idempotency_key = 'k' AND properties = '{"total":1}'`)
+		b.Eventually("the metric", func() bool { return stagetest.Metric(t, reg, "carril_append_idempotency_conflicts_total") == 2 })
 	})
 
 	t.Run("LargeBatchesKeepOneRowAKeyWhereverItsRepeatsLie", func(t *testing.T) { // FS-CORE-0006 AC2
@@ -143,14 +156,31 @@ func TestAppend(t *testing.T) {
 			AND occurred_at = '2026-11-01T01:30:00-04:00'`)
 	})
 
+	t.Run("KeepsWhatTheCallerClaimedWhereItsClockWasClamped", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		e := b.Event("k", "a.b", now, anybody, `{}`)
+		e.OccurredClaimed = new(now.Add(10 * 24 * time.Hour).UTC().Truncate(time.Microsecond))
+		b.SendEvents(e)
+		run(b)
+		b.Await(1, eventCount+` AND occurred_at = $1 AND occurred_claimed = $2`, e.OccurredAt, *e.OccurredClaimed)
+	})
+
+	t.Run("CarriesTheCallersTraceparentOn", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		e := b.Event("k", "a.b", now, anybody, `{}`)
+		stagetest.SendTraced(b, schemas.TopicEvents, "core.event.accepted", e.EventID, trace, e)
+		run(b)
+		require.Equal(t, trace, b.Headers(schemas.TopicEventTracked)["traceparent"])
+	})
+
 	t.Run("AnEventOfNoTenantIsADeadLetterAndTheOthersLand", func(t *testing.T) {
 		t.Parallel()
 		b := stagetest.New(t)
 		stray := b.Event("k", "a.b", now, anybody, `{}`)
 		stray.TenantID = uuid.New()
-		v, err := b.Codec.Encode(t.Context(), nil, schemas.TopicEvents, &stray)
-		require.NoError(t, err)
-		_ = v
 		b.SendEvents(stray, b.Event("k2", "a.b", now, anybody, `{}`))
 		run(b)
 		b.Await(1, eventCount)
@@ -165,15 +195,45 @@ func TestAppend(t *testing.T) {
 		for i := range 40 {
 			all = append(all, b.Event(fmt.Sprintf("ok-%d", i), "a.b", now, anybody, `{}`))
 		}
-		all[17] = bad
-		b.SendEvents(all...)
+		b.SendEvents(all[:17]...)
+		stagetest.SendTraced(b, schemas.TopicEvents, "core.event.accepted", bad.EventID, "", bad)
+		b.SendEvents(all[18:]...)
 		run(b)
 		b.Await(39, eventCount)
-		b.Await(1, `SELECT count(*) FROM core.dead_letters WHERE class = 'refused_by_database'`)
+		b.Await(1, `SELECT count(*) FROM core.dead_letters WHERE class = 'refused_by_database' AND tenant_id = $1 AND event_id = $2`, b.Tenant, bad.EventID)
 		require.Zero(t, b.Count(`SELECT count(*) FROM core.event_keys WHERE event_id = $1`, bad.EventID))
 		b.SendEvents(b.Event("bad", "a.b", now, anybody, `{"x":"fixed"}`)) // the replay lands
 		b.Await(40, eventCount)
 	})
+}
+
+// byName are schemas by event name, whoever asks.
+type byName map[string]*taxonomy.Schema
+
+func (s byName) Find(_ uuid.UUID, event string) *taxonomy.Schema { return s[event] }
+
+// TestTaxonomy is FS-CORE-0006 §8 behind the door: what was taken stays, with a
+// warning.
+func TestTaxonomy(t *testing.T) {
+	t.Parallel()
+	b := stagetest.New(t)
+	now, reg := time.Now(), prometheus.NewPedanticRegistry()
+	schema := `{"properties":{"total":{"type":"number"}}}`
+	b.SendEvents(
+		b.Event("good", "cart.opened", now, anybody, `{"total":1}`),
+		b.Event("bad", "cart.opened", now, anybody, `{"total":"secret"}`),
+		b.Event("bad", "cart.opened", now, anybody, `{"total":"other"}`), // a loser of the fence is no event
+		b.Event("late", "invoice.paid", now, anybody, `{"total":null}`),  // the front door did not know its schema
+		b.Event("free", "page.seen", now, anybody, `{"total":"x"}`),
+		b.Identify("traits", now, anybody, `{"total":[]}`))
+	runWith(b, eventlog.Deps{Metrics: eventlog.NewMetrics(reg), Taxonomy: byName{
+		"cart.opened": taxonomy.NewSchema(4, taxonomy.Observe, schema), "invoice.paid": taxonomy.NewSchema(1, taxonomy.Enforce, schema),
+		eventlog.NameIdentified: taxonomy.NewSchema(1, taxonomy.Observe, schema)}})
+	b.Await(5, eventCount)
+	b.Await(3, `SELECT count(*) FROM core.warnings WHERE kind = 'taxonomy_violation'`)
+	b.Await(1, `SELECT count(*) FROM core.warnings WHERE event_id = $1 AND tenant_id = $2 AND detail = '{"event_name":"cart.opened","version":4,"mode":"observe",
+		"violations":[{"pointer":"/total","keyword":"type","schema":"/properties/total/type"}]}'`, ids.Event(b.Tenant, "bad"), b.Tenant)
+	b.Eventually("the metric", func() bool { return stagetest.Metric(t, reg, "carril_append_taxonomy_violations_total") == 3 })
 }
 
 func TestRecoveryPublishesWhatTheOwnerLeft(t *testing.T) { // I7, I12

@@ -14,12 +14,13 @@ import (
 
 	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/stream"
 )
 
 // fence keeps, of each key, the first event that the database has not seen
 // (FS-CORE-0006 §3). The same key with another body is a conflict that the
 // tenant can look up, never a second effect.
-func (h *Handler) fence(ctx context.Context, tx pgx.Tx, rows []row) ([]row, error) {
+func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows []row) ([]row, error) {
 	first, again := firsts(rows)
 	lost, err := h.takeKeys(ctx, tx, rows, first)
 	if err != nil {
@@ -37,7 +38,7 @@ func (h *Handler) fence(ctx context.Context, tx pgx.Tx, rows []row) ([]row, erro
 			winners = append(winners, rows[at])
 		}
 	}
-	return winners, recordConflicts(ctx, tx, again)
+	return winners, h.recordConflicts(ctx, tx, b, again)
 }
 
 // firsts gives the places of each key's first row, in the order of the ids, which

@@ -13,6 +13,7 @@ import (
 
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/schemas"
 )
@@ -52,7 +53,7 @@ func TestFence(t *testing.T) {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer tx.Rollback(t.Context()) //nolint:errcheck // after a commit it is none
-		winners, err := h.fence(t.Context(), tx, rows)
+		winners, err := h.fence(t.Context(), tx, &stream.Batch{}, rows)
 		require.NoError(t, err)
 		for _, r := range winners {
 			won = append(won, r.index)

@@ -38,7 +38,7 @@ func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *sche
 			BodyHash: sum[:], OccurredAt: e.At, ReceivedAt: e.At, CorrelationID: e.CorrelationID, Identifiers: "{}", Payload: e.Properties,
 		}}
 	}
-	winners, err := h.fence(ctx, tx, rows)
+	winners, err := h.fence(ctx, tx, b, rows)
 	if err != nil || len(winners) == 0 {
 		return err
 	}

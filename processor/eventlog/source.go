@@ -12,7 +12,8 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
-// Source reads appended events that their owner did not live to publish. The
+// Source reads appended events that their owner did not live to publish; they go
+// without the traceparent, which no row keeps. The
 // spans say which months and tenants to look into, so that each read carries
 // its partition predicate as a literal range.
 type Source struct {

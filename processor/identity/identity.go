@@ -61,8 +61,8 @@ type Change struct {
 type Warning struct {
 	TenantID uuid.UUID
 	EventID  uuid.UUID
-	Kind     string // refused_identifier, identity_conflict, traits_capped
-	Detail   map[string]string
+	Kind     string // refused_identifier, refused_traits, identity_conflict, traits_capped; the append stage has its own
+	Detail   any    // an object, without values that were sent
 }
 
 // Limits of a contact's traits: more makes a record that no broker takes.

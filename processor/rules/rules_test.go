@@ -56,6 +56,17 @@ func TestRules(t *testing.T) {
 		require.EqualValues(t, 86400, *got[0].MaxAgeSeconds)
 	})
 
+	t.Run("CarriesTheCallersTraceparentToTheRequest", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		addRule(b, "invoice.paid", "true", receipt)
+		const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+		e := tracked(b, "k", "invoice.paid", `{}`)
+		stagetest.SendTraced(b, schemas.TopicEventTracked, "core.event.tracked", e.EventID, trace, e)
+		run(b)
+		require.Equal(t, trace, b.Headers(schemas.TopicRequestedTransactional)["traceparent"])
+	})
+
 	t.Run("ImportsFireNothing", func(t *testing.T) { // I31
 		t.Parallel()
 		b := stagetest.New(t)

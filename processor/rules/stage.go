@@ -64,6 +64,7 @@ func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
 // firing is one rule on one event.
 type firing struct {
 	event *schemas.EventTracked
+	from  *kgo.Record // the event's
 	rule  *Rule
 }
 
@@ -121,7 +122,7 @@ func (h *Handler) fire(ctx context.Context, b *stream.Batch) ([]firing, error) {
 				continue
 			}
 			if ok {
-				fired = append(fired, firing{e, rule})
+				fired = append(fired, firing{e, r.Record, rule})
 			}
 		}
 	}
@@ -194,6 +195,7 @@ func (h *Handler) request(ctx context.Context, b *stream.Batch, f firing) error 
 		if err != nil {
 			return err
 		}
+		m.Headers = kafka.Traced(m.Headers, f.from)
 		b.Emit(m)
 	}
 	return nil

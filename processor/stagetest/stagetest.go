@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -150,6 +151,42 @@ func (b *Bench) SendEvents(events ...schemas.Event) {
 	}
 }
 
+// SendTraced produces a record as its producer does, with CloudEvents headers of
+// a type and the caller's traceparent; empty: none.
+func SendTraced[T any](b *Bench, topic, kind string, id uuid.UUID, trace string, record T) {
+	b.T.Helper()
+	v, err := b.Codec.Encode(b.T.Context(), nil, topic, &record)
+	require.NoError(b.T, err)
+	h := kafka.Event{ID: id.String(), Type: kind, Source: kafka.Source(b.Tenant), Time: time.Now(), CorrelationID: id.String(), TraceParent: trace}
+	require.NoError(b.T, b.Producer.ProduceSync(b.T.Context(), &kgo.Record{Topic: b.Kafka.Topic(topic), Key: []byte(b.Tenant.String()), Value: v,
+		Headers: h.Headers()}).FirstErr())
+}
+
+// Headers gives the headers of the first record of a topic.
+func (b *Bench) Headers(topic string) map[string]string {
+	b.T.Helper()
+	opts, err := b.Kafka.Opts()
+	require.NoError(b.T, err)
+	cl, err := kgo.NewClient(append(opts, kgo.ConsumeTopics(b.Kafka.Topic(topic)), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
+	require.NoError(b.T, err)
+	defer cl.Close()
+	headers := map[string]string{}
+	b.Eventually("a record of "+topic, func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		cl.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
+			if len(headers) > 0 {
+				return
+			}
+			for _, h := range r.Headers {
+				headers[h.Key] = string(h.Value)
+			}
+		})
+		return len(headers) > 0
+	})
+	return headers
+}
+
 // Read gives the first n distinct records of a topic, by ce_id, in order of
 // first appearance.
 func Read[T any](b *Bench, topic string, n int) []T {
@@ -178,4 +215,20 @@ func Read[T any](b *Bench, topic string, n int) []T {
 	})
 	require.Len(b.T, out, n)
 	return out
+}
+
+// Metric gives a counter or gauge, all of its labels together.
+func Metric(t *testing.T, reg *prometheus.Registry, name string) (sum float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
 }

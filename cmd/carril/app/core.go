@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +23,7 @@ import (
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -59,7 +61,9 @@ type App struct {
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	watcher       *bucket.Limiter
+	schemas       *taxonomy.Registry // nil until a role asks for it
 	readies       []readiness
+	stopping      atomic.Bool
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.
 	API, Ops string
@@ -123,8 +127,12 @@ func (a *App) start(ctx context.Context) error {
 // Failed gives the failure of a part that should not have ended.
 func (a *App) Failed() <-chan error { return a.stack.Failed() }
 
-// Stop drains and ends everything, under the drain setting.
-func (a *App) Stop() error { return a.stack.Stop(a.set.Drain) }
+// Stop says that the process is not ready any more, then drains and ends
+// everything, under the drain setting (faults P10).
+func (a *App) Stop() error {
+	a.stopping.Store(true)
+	return a.stack.Stop(a.set.Drain)
+}
 
 func (a *App) connect(ctx context.Context) error {
 	var err error

@@ -9,17 +9,22 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/ingestor"
 	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/ingestor/limit"
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/ingestor/providerhook"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/internal/signature"
+	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -44,8 +49,21 @@ func (a *App) startIngest(ctx context.Context) error {
 		return err
 	}
 	a.stack.OnStop("kafka producer of the front door", front.Close)
+	inForce, err := a.taxonomy(ctx)
+	if err != nil {
+		return err
+	}
 	queue := ingestor.NewKafka(a.kafka, front, a.codec)
-	api, err := ingestor.New(ingestor.Config{}, ingestor.Deps{Keys: keys, Queue: queue, Requests: queue, Channels: a.set.Channels, Log: a.log, Metrics: a.reg})
+	limits, err := a.limits()
+	if err != nil {
+		return err
+	}
+	guard, err := apikey.NewGuard(apikey.GuardConfig{}, keys, a.reg)
+	if err != nil {
+		return err
+	}
+	api, err := ingestor.New(ingestor.Config{}, ingestor.Deps{Keys: guard, Limits: limits, Queue: queue, Requests: queue, Channels: a.set.Channels,
+		Taxonomy: inForce, Log: a.log, Metrics: a.reg})
 	if err != nil {
 		return err
 	}
@@ -61,19 +79,81 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := httpserver.NewRouter()
-	r.Use(metrics.Observe)
-	api.Mount(r)
-	manage.New(manage.Deps{Keys: keys, DB: a.side, CursorKey: a.cursorKey(), Queues: queues}).Mount(r)
-	if hooks != nil {
-		r.Handle(providerhook.Route, hooks)
+	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side),
+		SchemasChanged: inForce.Refresh, Log: a.log})
+	files := openFiles()
+	conns, _ := connections(files)
+	if conns < 1_000 {
+		a.log.Warn("the limit on open files bounds the API's connections", "open_files", files, "connections", conns)
 	}
-	addr, err := a.serve(ctx, "api listener", a.set.Addr, r)
+	addr, err := a.serve(ctx, "api listener", httpserver.Config{Addr: a.set.Addr, MaxConns: conns, TrustedProxies: a.set.proxies()}, apiRouter(metrics, api, reads, hooks))
 	if err != nil {
 		return err
 	}
 	a.API = "http://" + addr
 	return nil
+}
+
+// limits is the API's limiter, on a Redis client of its own: it keeps the
+// deadline of an ask.
+func (a *App) limits() (*limit.Limiter, error) {
+	rdb, err := ratelimit.Open(a.set.RedisURL)
+	if err != nil {
+		return nil, configError("redis-url", "cannot be used")
+	}
+	a.stack.OnStop("redis client of the API's limits", func() { _ = rdb.Close() })
+	l, err := limit.New(limit.Config{Prefix: a.prefix()}, limit.Deps{Redis: rdb, Log: a.log, Metrics: a.reg})
+	if err != nil {
+		return nil, err
+	}
+	a.stack.OnStop("the API's limits", l.Stop)
+	return l, nil
+}
+
+// Files that the process needs for anything but its API's clients: stores,
+// brokers, probes. What is left of its limit is for them.
+const ownFiles = 128
+
+// connections bounds those of the API and of the probes below what the process
+// may open: at the limit itself nothing could be accepted (faults F41). files of
+// 0 is a limit that is not known.
+func connections(files int) (api, ops int) {
+	const most, least = 10_000, 16
+	if files == 0 || files >= most+ownFiles {
+		return most, most / 10
+	}
+	return max(least, files-ownFiles), ownFiles / 4
+}
+
+// apiRouter has every route of the API, and so every one that the contract must
+// name; hooks nil: no provider is known.
+func apiRouter(metrics *httpserver.Metrics, api *ingestor.API, reads *manage.Routes, hooks http.Handler) *chi.Mux {
+	r := httpserver.NewRouter()
+	r.Use(metrics.Observe)
+	api.Mount(r)
+	reads.Mount(r)
+	if hooks != nil {
+		r.Method(http.MethodPost, providerhook.Route, hooks)
+	}
+	return r
+}
+
+// taxonomy gives the schemas in force, one set for all roles of the process.
+func (a *App) taxonomy(ctx context.Context) (*taxonomy.Registry, error) {
+	if a.schemas != nil {
+		return a.schemas, nil
+	}
+	r, err := taxonomy.NewRegistry(taxonomy.Config{}, taxonomy.Deps{Source: taxonomy.NewStore(a.side),
+		Notifier: pg.Listener{URL: a.set.direct(), Channel: taxonomy.Channel}, Log: a.log, Metrics: a.reg})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Start(ctx); err != nil {
+		return nil, err
+	}
+	a.stack.OnStop("taxonomy", r.Stop)
+	a.schemas = r
+	return r, nil
 }
 
 // cursorKey signs the cursors of lists. It follows from the deployment's own

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"time"
 
@@ -24,7 +25,8 @@ func (a *App) startOps(ctx context.Context) error {
 	})
 	r.Get("/readyz", a.readyz)
 	r.Method(http.MethodGet, "/metrics", promhttp.HandlerFor(a.reg, promhttp.HandlerOpts{}))
-	addr, err := a.serve(ctx, "ops listener", a.set.OpsAddr, r)
+	_, conns := connections(openFiles())
+	addr, err := a.serve(ctx, "ops listener", httpserver.Config{Addr: a.set.OpsAddr, MaxConns: conns}, r)
 	if err != nil {
 		return err
 	}
@@ -33,8 +35,9 @@ func (a *App) startOps(ctx context.Context) error {
 }
 
 // serve starts a listener that is stopped in its turn.
-func (a *App) serve(ctx context.Context, name, addr string, h http.Handler) (string, error) {
-	s, err := httpserver.New(httpserver.Config{Addr: addr, DrainTimeout: a.set.Drain}, h, a.log)
+func (a *App) serve(ctx context.Context, name string, cfg httpserver.Config, h http.Handler) (string, error) {
+	cfg.DrainTimeout = a.set.Drain
+	s, err := httpserver.New(cfg, h, a.log)
 	if err != nil {
 		return "", configError(name, "%v", err)
 	}
@@ -66,6 +69,10 @@ func (a *App) readyz(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	status := http.StatusOK
+	if a.stopping.Load() {
+		check("process", errStopping)
+		status = http.StatusServiceUnavailable
+	}
 	for _, p := range a.readies {
 		err := p.now()
 		check(p.name, err)
@@ -89,6 +96,8 @@ type awayError struct{}
 func (awayError) Error() string { return "does not answer" }
 
 var errAway error = awayError{}
+
+var errStopping = errors.New("is stopping")
 
 // away hides addresses and credentials that a client's error may quote.
 func away(err error) error {

@@ -27,7 +27,12 @@ func (a *App) startProcess(ctx context.Context) error {
 	tcache, parts := tenants.NewCache(a.side, 0), partition.NewMaker(a.side)
 	events := eventlog.Source{Pool: a.side, Codec: a.codec}
 	rcache := rules.NewCache(a.side, 0, a.log)
-	appender := eventlog.New(eventlog.Deps{Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Log: a.log})
+	inForce, err := a.taxonomy(ctx)
+	if err != nil {
+		return err
+	}
+	appender := eventlog.New(eventlog.Deps{Codec: a.codec, Tenants: tcache, Partitions: parts, Contacts: lanes, Log: a.log,
+		Metrics: eventlog.NewMetrics(a.reg), Taxonomy: inForce})
 	stages := []stage{
 		{eventlog.Stage, []string{schemas.TopicEvents}, appender, events, 8},
 		{eventlog.StageHistorical, []string{schemas.TopicEventsHistorical}, appender, events, 2},

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"reflect"
@@ -60,6 +61,8 @@ type Settings struct {
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
 	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
 
+	TrustedProxies []string `name:"trusted-proxies" env:"CARRIL_TRUSTED_PROXIES" help:"CIDR ranges of the proxies whose X-Forwarded-For is believed; none by default." group:"listen"`
+
 	OpsRemote bool `name:"ops-remote" env:"CARRIL_OPS_REMOTE" help:"Let the ops listener be reached from other machines: it asks for no key." group:"listen"`
 
 	InstanceID string        `name:"instance-id" env:"CARRIL_INSTANCE_ID" help:"Names this replica for ever (a pod's name): a restart gets its partitions back at once." group:"process"`
@@ -93,6 +96,9 @@ func (s *Settings) ReadSecretFiles(getenv func(string) string) error {
 			return configError(name, "cannot be read: %v", err)
 		}
 		value := strings.TrimSpace(string(b))
+		if value == "" {
+			return configError(name, "names an empty file")
+		}
 		if f.Type.Kind() == reflect.Slice {
 			v.Field(i).Set(reflect.ValueOf(strings.Split(value, ",")))
 		} else {
@@ -134,6 +140,17 @@ func (s *Settings) Validate() error {
 			return configError(name, "%q is not host:port", addr)
 		}
 	}
+	for _, p := range s.TrustedProxies {
+		if _, err := netip.ParsePrefix(p); err != nil {
+			return configError("trusted-proxies", "has %q, which is no CIDR range", p)
+		}
+	}
+	if err := s.validateSecrets(); err != nil {
+		return err
+	}
+	if _, err := s.webhookGuard(); err != nil {
+		return err
+	}
 	host, _, _ := net.SplitHostPort(s.OpsAddr)
 	if ip := net.ParseIP(host); !s.OpsRemote && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return configError("ops-addr", "%q can be reached from other machines, and it asks for no key: say --ops-remote if that is meant", s.OpsAddr)
@@ -144,20 +161,23 @@ func (s *Settings) Validate() error {
 // foreign are variables of ours that are no settings of the product.
 var foreign = []string{"CARRIL_TEST_", "CARRIL_SERVICES_", "CARRIL_DEVSTACK_", "CARRIL_RESEND_OPENAPI", "CARRIL_SANDBOX_"}
 
-// CheckEnvironment refuses a CARRIL_* variable that no setting reads: it would
-// otherwise be believed to work.
+// CheckEnvironment refuses a CARRIL_* variable that no setting reads, and an empty
+// secret: they would otherwise be believed to work.
 func CheckEnvironment(environ []string) error {
-	known := map[string]bool{}
+	known, secret := map[string]bool{}, map[string]bool{}
 	t := reflect.TypeFor[Settings]()
 	for i := range t.NumField() {
 		name := t.Field(i).Tag.Get("env")
-		known[name] = true
-		if _, secret := t.Field(i).Tag.Lookup("secret"); secret {
+		known[name], secret[name] = true, credential(t.Field(i))
+		if _, ok := t.Field(i).Tag.Lookup("secret"); ok {
 			known[name+"_FILE"] = true
 		}
 	}
 	for _, kv := range environ {
-		name, _, _ := strings.Cut(kv, "=")
+		name, value, _ := strings.Cut(kv, "=")
+		if secret[name] && value == "" {
+			return configError(name, "is set and empty")
+		}
 		if !strings.HasPrefix(name, "CARRIL_") || known[name] {
 			continue
 		}
@@ -177,6 +197,17 @@ func (s *Settings) NeedStores() error {
 		}
 	}
 	return nil
+}
+
+// proxies are the trusted ones, as Validate has seen them.
+func (s *Settings) proxies() []netip.Prefix {
+	ps := make([]netip.Prefix, 0, len(s.TrustedProxies))
+	for _, p := range s.TrustedProxies {
+		if prefix, err := netip.ParsePrefix(p); err == nil {
+			ps = append(ps, prefix.Masked())
+		}
+	}
+	return ps
 }
 
 // direct is the URL for what a transaction pooler cannot carry.

@@ -90,8 +90,12 @@ func start(t *testing.T, env []string, args ...string) *process {
 
 func launch(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, name: args[0], log: &syncBuffer{}, said: make(chan struct{}), done: make(chan struct{})}
-	p.cmd = exec.Command(binary, append(args, "--json")...)
+	return launchCmd(t, env, args[0], exec.Command(binary, append(args, "--json")...))
+}
+
+func launchCmd(t *testing.T, env []string, name string, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, name: name, cmd: cmd, log: &syncBuffer{}, said: make(chan struct{}), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -67,7 +67,9 @@ func newCluster(t *testing.T) *cluster {
 		"CARRIL_WEBHOOK_KEY=AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "CARRIL_WEBHOOK_PRIVATE_TARGETS=127.0.0.0/8", "CARRIL_WEBHOOK_HTTP=true", "CARRIL_WEBHOOK_ANY_PORT=true",
 	}
 	command(t, c.env, "migrate", "topics", "--embedded")
-	tenant := command(t, c.env, "tenant", "create", "acme", "--plan", "scale")
+	// What these tests send at once is more than any plan that is sold.
+	c.exec(`INSERT INTO core.plans (plan_id, retention_months, events_per_second, events_burst) VALUES ('wide', 37, 10000000, 20000000)`)
+	tenant := command(t, c.env, "tenant", "create", "acme", "--plan", "wide")
 	c.key = command(t, c.env, "key", "create", "--tenant", "acme", "--scopes", "core.events.write,messaging.messages.write,messaging.sends.read")
 	c.exec(`INSERT INTO messaging.templates (tenant_id, template_id, version, channel, subject, text) VALUES ($1::uuid, 'receipt', 1, 'email', 'Invoice {{ properties.invoice }}', 'Thank you')`, tenant)
 	c.exec(`INSERT INTO messaging.senders (tenant_id, channel, sender, verified) VALUES ($1::uuid, 'email', 'Acme <shop@example.com>', true)`, tenant)

@@ -239,6 +239,37 @@ func (q *Queries) QueueMarketing(ctx context.Context, arg QueueMarketingParams) 
 	return err
 }
 
+const recordRequestConflicts = `-- name: RecordRequestConflicts :execrows
+INSERT INTO core.idempotency_conflicts (kind, tenant_id, event_id, body_hash, received_at)
+SELECT DISTINCT ON (u.tenant_id, u.request_id, u.body_hash) 'message', u.tenant_id, u.request_id, u.body_hash, u.received_at
+FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::bytea[]), unnest($4::timestamptz[]))
+    AS u(tenant_id, request_id, body_hash, received_at)
+JOIN messaging.request_keys k ON k.request_id = u.request_id AND k.tenant_id = u.tenant_id AND k.body_hash <> u.body_hash
+ON CONFLICT DO NOTHING
+`
+
+type RecordRequestConflictsParams struct {
+	Tenants    []uuid.UUID
+	Requests   []uuid.UUID
+	BodyHashes [][]byte
+	Received   []time.Time
+}
+
+// Of requests whose key was taken, those whose body is another: nothing is sent for
+// them, and the tenant can look them up. The same body again leaves nothing.
+func (q *Queries) RecordRequestConflicts(ctx context.Context, arg RecordRequestConflictsParams) (int64, error) {
+	result, err := q.db.Exec(ctx, recordRequestConflicts,
+		arg.Tenants,
+		arg.Requests,
+		arg.BodyHashes,
+		arg.Received,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const resolveMerges = `-- name: ResolveMerges :many
 WITH RECURSIVE w AS (
     SELECT u.tenant_id, u.contact_id AS asked, u.contact_id AS at, 0 AS depth

@@ -194,7 +194,7 @@ func (q *Queries) InsertWarnings(ctx context.Context, arg InsertWarningsParams) 
 	return err
 }
 
-const recordKeyConflicts = `-- name: RecordKeyConflicts :exec
+const recordKeyConflicts = `-- name: RecordKeyConflicts :execrows
 INSERT INTO core.idempotency_conflicts (tenant_id, event_id, body_hash, received_at)
 SELECT DISTINCT ON (u.tenant_id, u.event_id, u.body_hash) u.tenant_id, u.event_id, u.body_hash, u.received_at
 FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::bytea[]), unnest($4::timestamptz[]))
@@ -212,14 +212,17 @@ type RecordKeyConflictsParams struct {
 
 // Of events whose key was taken, those whose body is another: the tenant can look
 // them up. The same body again is a repeat and leaves nothing.
-func (q *Queries) RecordKeyConflicts(ctx context.Context, arg RecordKeyConflictsParams) error {
-	_, err := q.db.Exec(ctx, recordKeyConflicts,
+func (q *Queries) RecordKeyConflicts(ctx context.Context, arg RecordKeyConflictsParams) (int64, error) {
+	result, err := q.db.Exec(ctx, recordKeyConflicts,
 		arg.Tenants,
 		arg.Events,
 		arg.BodyHashes,
 		arg.Received,
 	)
-	return err
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const spansOfLane = `-- name: SpansOfLane :many

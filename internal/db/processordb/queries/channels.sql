@@ -6,6 +6,16 @@ SELECT t, q, b, r
 FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@requests::uuid[]), unnest(@body_hashes::bytea[]), unnest(@received::timestamptz[])) AS u(t, q, b, r)
 ON CONFLICT DO NOTHING RETURNING request_id;
 
+-- Of requests whose key was taken, those whose body is another: nothing is sent for
+-- them, and the tenant can look them up. The same body again leaves nothing.
+-- name: RecordRequestConflicts :execrows
+INSERT INTO core.idempotency_conflicts (kind, tenant_id, event_id, body_hash, received_at)
+SELECT DISTINCT ON (u.tenant_id, u.request_id, u.body_hash) 'message', u.tenant_id, u.request_id, u.body_hash, u.received_at
+FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@requests::uuid[]), unnest(@body_hashes::bytea[]), unnest(@received::timestamptz[]))
+    AS u(tenant_id, request_id, body_hash, received_at)
+JOIN messaging.request_keys k ON k.request_id = u.request_id AND k.tenant_id = u.tenant_id AND k.body_hash <> u.body_hash
+ON CONFLICT DO NOTHING;
+
 -- Follows each contact through its merges to the one that stands. The depth bounds
 -- it, should merges ever form a ring.
 -- name: ResolveMerges :many

@@ -10,7 +10,7 @@ ON CONFLICT DO NOTHING RETURNING event_id;
 
 -- Of events whose key was taken, those whose body is another: the tenant can look
 -- them up. The same body again is a repeat and leaves nothing.
--- name: RecordKeyConflicts :exec
+-- name: RecordKeyConflicts :execrows
 INSERT INTO core.idempotency_conflicts (tenant_id, event_id, body_hash, received_at)
 SELECT DISTINCT ON (u.tenant_id, u.event_id, u.body_hash) u.tenant_id, u.event_id, u.body_hash, u.received_at
 FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@events::uuid[]), unnest(@body_hashes::bytea[]), unnest(@received::timestamptz[]))

@@ -1,0 +1,50 @@
+//go:build kafka
+
+package e2e
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// schemathesis gives the contract's fuzzer: installed once, in the project's
+// ignored folder.
+func schemathesis(t *testing.T) string {
+	t.Helper()
+	const version = "4.32.5"
+	venv, err := filepath.Abs("../../../.carril/venv-contract-" + version)
+	require.NoError(t, err)
+	tool := filepath.Join(venv, "bin", "st")
+	if exec.Command(tool, "--version").Run() == nil {
+		return tool
+	}
+	out, err := exec.Command("python3", "-m", "venv", venv).CombinedOutput()
+	require.NoError(t, err, "python3 -m venv: %s", out)
+	out, err = exec.Command(filepath.Join(venv, "bin", "python"), "-m", "pip", "install", "--quiet", "schemathesis=="+version).CombinedOutput()
+	require.NoError(t, err, "install schemathesis: %s", out)
+	return tool
+}
+
+// TestContractUnderAFuzzer lets schemathesis make requests of the OpenAPI
+// document, right ones and wrong ones, alone and in sequences, and hold every
+// answer of a running system against it. The seed is fixed: the same requests
+// each time.
+func TestContractUnderAFuzzer(t *testing.T) {
+	tool := schemathesis(t)
+	config, err := filepath.Abs("testdata/schemathesis.toml")
+	require.NoError(t, err)
+	dev := startDev(t, dataFolder(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, tool, "--config-file", config, "run", dev.API+"/openapi.yaml",
+		"--header", "Authorization: Bearer "+dev.Key, "--max-examples", "20", "--seed", "11", "--workers", "2", "--no-color", "--continue-on-failure")
+	cmd.Dir = t.TempDir() // it remembers what failed
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Logf("%s", tail(string(out), 8))
+}
