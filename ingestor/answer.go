@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/softcrum/carril/ingestor/intake"
@@ -24,9 +25,10 @@ func accepted(w http.ResponseWriter, body []byte) {
 	_, _ = w.Write(body) // a caller that is gone sends it again
 }
 
-// appendAccepted writes the answer for one event.
+// appendAccepted writes the answer for one event, an object whose brace the
+// caller has opened.
 func appendAccepted(b []byte, ev *schemas.Event) []byte {
-	b = append(b, `{"event_id":"`...)
+	b = append(b, `"event_id":"`...)
 	b = ids.AppendText(b, ev.EventID)
 	b = append(b, `","correlation_id":`...)
 	b = appendText(b, ev.CorrelationID)
@@ -37,13 +39,15 @@ func appendAccepted(b []byte, ev *schemas.Event) []byte {
 // as a JSON string.
 func appendText(b []byte, s string) []byte {
 	b = append(b, '"')
-	for i := range len(s) {
-		if c := s[i]; c == '"' || c == '\\' {
-			b = append(b, '\\')
+	for {
+		i := strings.IndexAny(s, "\"\\")
+		if i < 0 {
+			return append(append(b, s...), '"')
 		}
-		b = append(b, s[i])
+		b = append(b, s[:i]...)
+		b = append(b, '\\', s[i])
+		s = s[i+1:]
 	}
-	return append(b, '"')
 }
 
 // appendResults writes the answer for a batch.
@@ -64,8 +68,7 @@ func appendItems(b []byte, items []intake.Item) []byte {
 			b = append(b, problemOf(it.Err).JSON("")...)
 			b = append(b, '}')
 		} else {
-			b = append(b, `{"status":"accepted",`...)
-			b = append(b, appendAccepted(nil, it.Event)[1:]...)
+			b = appendAccepted(append(b, `{"status":"accepted",`...), it.Event)
 		}
 	}
 	return append(b, ']')

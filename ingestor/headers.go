@@ -18,6 +18,8 @@ var (
 	contentType = []byte("application/avro")
 )
 
+const tenantSource = "/tenants/"
+
 // perRecord is about what a record takes beside what the caller sent: ids,
 // times, the hash and the headers' texts.
 const perRecord = 480
@@ -38,12 +40,15 @@ func (f *flight) expect(records []Record) {
 func (f *flight) add(topic string, value []byte, r *Record) {
 	ev := r.Event
 	from := len(f.headers)
-	tenant := f.text(func(b []byte) []byte { return ids.AppendText(b, ev.TenantID) })
+	if f.key == nil || f.tenant != ev.TenantID { // a request is one tenant's
+		f.tenant, f.key = ev.TenantID, f.text(func(b []byte) []byte { return ids.AppendText(append(b, tenantSource...), ev.TenantID) })
+	}
+	tenant := f.key[len(tenantSource):]
 	f.headers = append(f.headers,
 		kgo.RecordHeader{Key: "ce_specversion", Value: specVersion},
 		kgo.RecordHeader{Key: "ce_id", Value: f.text(func(b []byte) []byte { return ids.AppendText(b, ev.EventID) })},
 		kgo.RecordHeader{Key: "ce_type", Value: eventType},
-		kgo.RecordHeader{Key: "ce_source", Value: f.text(func(b []byte) []byte { return append(append(b, "/tenants/"...), tenant...) })},
+		kgo.RecordHeader{Key: "ce_source", Value: f.key},
 		kgo.RecordHeader{Key: "ce_time", Value: f.text(func(b []byte) []byte { return appendTime(b, ev) })},
 		kgo.RecordHeader{Key: "content-type", Value: contentType},
 		kgo.RecordHeader{Key: "correlation_id", Value: f.text(func(b []byte) []byte { return append(b, ev.CorrelationID...) })},

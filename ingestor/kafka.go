@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -149,12 +150,18 @@ type flight struct {
 	records []kgo.Record
 	headers []kgo.RecordHeader
 	bytes   []byte
+	tenant  uuid.UUID // whose name is rendered
+	key     []byte    // "/tenants/" and the tenant's id, of which the key is the latter
 
 	pending atomic.Int64 // records without an answer
 	holders atomic.Int64
 	failed  atomic.Pointer[error] // the first failure
 	landed  chan struct{}         // gets one value when nothing is pending
 }
+
+// keptFlight is how much of a flight's memory waits for the next: a batch of 500
+// usual events, with what its doubling left over.
+const keptFlight = 2 << 20
 
 func newFlight(pool *sync.Pool) *flight {
 	f := &flight{pool: pool, landed: make(chan struct{}, 1)}
@@ -188,11 +195,11 @@ func (f *flight) abandon() {
 	default:
 	}
 	f.failed.Store(nil)
-	if cap(f.bytes) > keptBatch {
+	if cap(f.bytes) > keptFlight {
 		return
 	}
 	clear(f.records)
 	clear(f.headers)
-	f.records, f.headers, f.bytes = f.records[:0], f.headers[:0], f.bytes[:0]
+	f.records, f.headers, f.bytes, f.key = f.records[:0], f.headers[:0], f.bytes[:0], nil
 	f.pool.Put(f)
 }

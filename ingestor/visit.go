@@ -130,7 +130,7 @@ func (a *API) takeOne(v *visit, kind string, w http.ResponseWriter, r *http.Requ
 	if problem := a.enqueue(v, p, w, r); problem != nil {
 		return problem
 	}
-	v.answer = append(appendAccepted(v.answer, ev), '\n')
+	v.answer = append(appendAccepted(append(v.answer, '{'), ev), '\n')
 	return nil
 }
 

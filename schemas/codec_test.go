@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/linkedin/goavro/v2"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/avro"
 	"github.com/twmb/franz-go/pkg/sr"
 	"github.com/twmb/franz-go/pkg/sr/srfake"
 	"pgregory.net/rapid"
@@ -170,4 +171,48 @@ func TestRegistryAwayIsNotMalformed(t *testing.T) { // faults F16
 	down = false
 	require.NoError(t, reader.Decode(t.Context(), TopicProviderEvents, data, &out), "the failure to ask was not remembered")
 	require.Equal(t, "resend", out.Provider)
+}
+
+// What is written by hand is what the codec writes, to the byte.
+func TestHandWrittenRecords(t *testing.T) {
+	t.Parallel()
+	c := newTestCodec(t)
+	for _, hot := range []struct {
+		topic string
+		typ   reflect.Type
+	}{{TopicEvents, reflect.TypeFor[Event]()}, {TopicEventTracked, reflect.TypeFor[EventTracked]()}} {
+		t.Run(hot.typ.Name(), rapid.MakeCheck(func(t *rapid.T) {
+			v := reflect.New(hot.typ)
+			v.Elem().Set(example(t, hot.typ))
+			w, err := c.writer(context.Background(), hot.topic)
+			require.NoError(t, err)
+			want, err := w.schema.AppendEncode([]byte("before"), v.Interface())
+			require.NoError(t, err)
+			hand, ok := v.Interface().(interface{ appendAvro(b []byte) []byte })
+			require.True(t, ok)
+			require.Equal(t, want, hand.appendAvro([]byte("before")))
+		}))
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	e := &Event{Kind: "track", EventID: uuid.New(), TenantID: uuid.New(), CellID: "cell-1", EventName: "invoice.paid", IdempotencyKey: "invoice-889",
+		BodyHash: make([]byte, 32), OccurredAt: time.Now(), ReceivedAt: time.Now(), CorrelationID: uuid.NewString(), Identifiers: `{"external_id":"c-1"}`, Payload: `{"total":1}`}
+	s, err := Source("event")
+	require.NoError(b, err)
+	codec, err := avro.Parse(s)
+	require.NoError(b, err)
+	var buf []byte
+	b.Run("ByHand", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			buf = e.appendAvro(buf[:0])
+		}
+	})
+	b.Run("ByReflection", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			buf, _ = codec.AppendEncode(buf[:0], e)
+		}
+	})
 }

@@ -18,8 +18,10 @@ import (
 // run.
 type benchCmd struct {
 	Track  benchTrackCmd  `cmd:"" help:"Single events at the front door, to the 202."`
+	Ident  benchIdentCmd  `cmd:"" name:"identify" help:"Single identifies at the front door, to the 202."`
 	Batch  benchBatchCmd  `cmd:"" help:"Batches of 500 events at the front door, to the 202."`
 	Append benchAppendCmd `cmd:"" help:"The append stage, over events that wait."`
+	Behind benchBehindCmd `cmd:"" name:"backlog" help:"The front door while the processor catches up, and while PostgreSQL is away."`
 	E2E    benchE2ECmd    `cmd:"" name:"e2e" help:"An event's way through everything, from its 202 to the provider's request."`
 	Blast  benchBlastCmd  `cmd:"" name:"blast-vs-otp" help:"One tenant's one-time codes beside another tenant's blast."`
 	Hooks  benchHooksCmd  `cmd:"" name:"webhooks" help:"Outbound webhooks, from an appended event to its arrival."`
@@ -77,6 +79,16 @@ func (l benchLoad) into(c *benchmarks.Config) error {
 type benchTrackCmd struct {
 	benchFlags
 	benchLoad
+	Ladder bool `help:"Offer one rate after the other up to the knee; each takes the duration."`
+}
+
+type benchIdentCmd struct{ benchTrackCmd }
+
+// benchBehindCmd takes the rate that is offered meanwhile.
+type benchBehindCmd struct {
+	benchFlags
+	benchLoad
+	Events int `default:"200000" help:"Events that wait for the processor, up to 5,000,000."`
 }
 
 type benchBatchCmd struct {
@@ -113,9 +125,38 @@ type benchAppendCmd struct {
 	Contacts int `help:"People that they are about; a tenth of the events when 0."`
 }
 
-func (c benchTrackCmd) Run(e *environment) error {
-	return e.load(c.benchFlags, c.benchLoad, benchmarks.Track)
+func (c benchTrackCmd) Run(e *environment) error { return c.run(e, benchmarks.Track) }
+func (c benchIdentCmd) Run(e *environment) error { return c.run(e, benchmarks.Identify) }
+
+func (c benchTrackCmd) run(e *environment, b benchmarks.Benchmark) error {
+	cfg, err := c.config(e)
+	if err == nil {
+		err = c.into(&cfg)
+	}
+	if err != nil {
+		return err
+	}
+	if cfg.Ladder = c.Ladder; c.Ladder && c.Rate > 0 {
+		return fmt.Errorf("%w: a ladder has its own rates", app.ErrConfig)
+	}
+	return e.bench(c.benchFlags, cfg, b)
 }
+
+func (c benchBehindCmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err == nil {
+		err = c.into(&cfg)
+	}
+	if err == nil && (c.Events < 1 || c.Events > 5_000_000) {
+		err = fmt.Errorf("%w: events must be 1 to 5000000", app.ErrConfig)
+	}
+	if err != nil {
+		return err
+	}
+	cfg.Events = c.Events
+	return e.bench(c.benchFlags, cfg, benchmarks.Backlog)
+}
+
 func (c benchBatchCmd) Run(e *environment) error {
 	return e.load(c.benchFlags, c.benchLoad, benchmarks.Batch)
 }

@@ -36,6 +36,24 @@ postgres_home() {
   fi
 }
 
+# postgres_buffers is an eighth of the machine's memory, 256 MB to 2 GB: with
+# them, and with checkpoints that are far apart, an append's rate stays flat over
+# millions of rows (docs/decisions/append.md). Every page that is touched after a
+# checkpoint goes whole into the log, and the fence's keys touch them all.
+postgres_buffers() {
+  local kb mb
+  kb=$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null)
+  mb=$((${kb:-0} / 8 / 1024))
+  ((mb > 2048)) && mb=2048
+  ((mb < 256)) && mb=256
+  echo "${mb}MB"
+}
+
+# postgres_compression is lz4 where this build knows it.
+postgres_compression() {
+  if "$1/pg_config" --configure 2>/dev/null | grep -q with-lz4; then echo lz4; else echo on; fi
+}
+
 start_postgres() {
   if alive postgres; then return; fi
   local home bin
@@ -54,7 +72,8 @@ start_postgres() {
   keep_port postgres
   launch postgres "${as_postgres[@]}" "$bin/postgres" -D "$home/data" -p "$(port postgres)" \
     -c listen_addresses=127.0.0.1 -c unix_socket_directories= \
-    -c max_connections=300 -c shared_buffers=256MB -c max_locks_per_transaction=128 -c jit=off
+    -c max_connections=300 -c shared_buffers="$(postgres_buffers)" -c max_locks_per_transaction=128 -c jit=off \
+    -c max_wal_size=16GB -c checkpoint_timeout=30min -c wal_compression="$(postgres_compression "$bin")"
   await postgres sql postgres 'select 1'
   create_database carril
   create_database apicurio

@@ -174,12 +174,18 @@ func (c *cluster) command(ephemeral bool) *exec.Cmd {
 		"listen_addresses=127.0.0.1", "port=" + strconv.Itoa(c.port), "unix_socket_directories=",
 		"shared_buffers=256MB", "max_locks_per_transaction=128",
 		"random_page_cost=1.1", "jit=off", "timezone=UTC", "log_timezone=UTC",
+		// After a checkpoint every page that is touched goes whole into the log, and
+		// the fence's random keys touch them all: seldom, then
+		// (docs/decisions/append.md).
+		"checkpoint_timeout=30min",
 	}
 	if ephemeral {
 		settings = append(settings, "max_connections=400",
 			"fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_wal_size=4GB")
 	} else {
-		settings = append(settings, "max_connections=200")
+		// An eighth of a server's, for a laptop's disk; not every build of PostgreSQL
+		// knows lz4, so wal_compression stays as it is.
+		settings = append(settings, "max_connections=200", "max_wal_size=2GB")
 	}
 	args := []string{"-D", c.dir}
 	for _, setting := range settings {

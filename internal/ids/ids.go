@@ -93,11 +93,11 @@ func New() uuid.UUID {
 // AppendText appends the 36 characters of an id to dst.
 func AppendText(dst []byte, id uuid.UUID) []byte {
 	const digits = "0123456789abcdef"
-	for i, b := range id {
-		if i == 4 || i == 6 || i == 8 || i == 10 {
-			dst = append(dst, '-')
-		}
-		dst = append(dst, digits[b>>4], digits[b&15])
+	at := len(dst)
+	dst = append(dst, "00000000-0000-0000-0000-000000000000"...)
+	text := dst[at : at+36]
+	for i, j := range [...]int{0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34} {
+		text[j], text[j+1] = digits[id[i]>>4], digits[id[i]&15]
 	}
 	return dst
 }

@@ -17,18 +17,6 @@ import (
 	"github.com/softcrum/carril/internal/pg"
 )
 
-// apply brings records into the database: all of them in one transaction where
-// it can, down to single rows where one of them is refused. It returns only
-// when they are applied or dead-lettered, when the worker is fenced, or when
-// its context ends.
-func (w *worker) apply(ctx context.Context, records []*kgo.Record) error {
-	decoded, rejects, err := w.decode(ctx, records)
-	if err != nil {
-		return err
-	}
-	return w.applyRange(ctx, decoded, rejects, records[len(records)-1])
-}
-
 // decode reads every record; what is poison is put aside, what has to wait is
 // waited for.
 func (w *worker) decode(ctx context.Context, records []*kgo.Record) ([]Record, []reject, error) {
@@ -55,8 +43,10 @@ func (w *worker) decode(ctx context.Context, records []*kgo.Record) ([]Record, [
 	return good, bad, nil
 }
 
-// applyRange applies good records and keeps the rejects, through the record
-// last; it bisects where the data is refused.
+// applyRange brings good records into the database and keeps the rejects, through
+// the record last: all of them in one transaction where it can, down to single
+// rows where one of them is refused. It returns only when they are applied or
+// dead-lettered, when the worker is fenced, or when its context ends.
 func (w *worker) applyRange(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
 	backoff, raced := w.l.cfg.Backoff, false
 	for {
@@ -112,6 +102,13 @@ func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *
 // attempt is one transaction. Its outcome is never guessed: a commit that gave
 // an error is settled by reading the position back.
 func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+	if len(good) > w.l.cfg.MaxRecords {
+		giveBack, err := w.l.deps.Slots.take(ctx)
+		if err != nil {
+			return err
+		}
+		defer giveBack()
+	}
 	started := time.Now()
 	tctx, cancel := context.WithTimeout(ctx, w.l.cfg.TxTimeout)
 	defer cancel()

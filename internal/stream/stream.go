@@ -106,6 +106,7 @@ type Deps struct {
 	Handler  Handler
 	Log      *slog.Logger
 	Metrics  *Metrics // nil: not measured
+	Slots    *Slots   // shared by a process's loops; nil: every partition applies when it can
 	KgoExtra []kgo.Opt
 }
 

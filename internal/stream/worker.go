@@ -95,14 +95,71 @@ func (w *worker) applyAll(ctx context.Context) error {
 	if w.stopped {
 		return w.waitForOperator(ctx)
 	}
+	actx, cancel := context.WithCancel(ctx)
+	var ahead <-chan prepared
+	defer func() {
+		cancel()
+		if ahead != nil {
+			<-ahead
+		}
+	}()
 	for {
-		records, err := w.take(ctx)
-		if err != nil || records == nil {
+		var p prepared
+		if ahead == nil {
+			records, err := w.take(ctx)
+			if err != nil || records == nil {
+				return err
+			}
+			p = w.prepare(ctx, records)
+		} else {
+			p, ahead = <-ahead, nil
+			if w.stopping() {
+				return nil // the next owner reads them again
+			}
+		}
+		if p.err != nil {
+			return p.err
+		}
+		ahead = w.prepareNext(actx)
+		if err := w.applyRange(ctx, p.good, p.bad, p.last); err != nil {
 			return err
 		}
-		if err := w.apply(ctx, records); err != nil {
-			return err
-		}
+	}
+}
+
+// prepared is a batch that is decoded and not yet applied.
+type prepared struct {
+	good []Record
+	bad  []reject
+	last *kgo.Record
+	err  error
+}
+
+func (w *worker) prepare(ctx context.Context, records []*kgo.Record) prepared {
+	good, bad, err := w.decode(ctx, records)
+	return prepared{good, bad, records[len(records)-1], err}
+}
+
+// prepareNext decodes the batch after the one in hand while that one is in the
+// database, if the queue holds a full one: to cut a smaller one early would
+// leave what comes meanwhile to a transaction of its own. nil: it does not. The
+// channel gives one value, once ctx ends at the latest.
+func (w *worker) prepareNext(ctx context.Context) <-chan prepared {
+	records, _ := w.next(true)
+	if records == nil {
+		return nil
+	}
+	done := make(chan prepared, 1)
+	go func() { done <- w.prepare(ctx, records) }()
+	return done
+}
+
+func (w *worker) stopping() bool {
+	select {
+	case <-w.soft:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -141,12 +198,10 @@ func (w *worker) take(ctx context.Context) ([]*kgo.Record, error) {
 	linger := time.NewTimer(time.Hour)
 	defer linger.Stop()
 	for {
-		select {
-		case <-w.soft:
+		if w.stopping() {
 			return nil, nil
-		default:
 		}
-		records, wait := w.next()
+		records, wait := w.next(false)
 		if records != nil {
 			return records, nil
 		}
@@ -162,8 +217,9 @@ func (w *worker) take(ctx context.Context) ([]*kgo.Record, error) {
 	}
 }
 
-// next cuts a batch off the queue if one is due, else says how long to wait.
-func (w *worker) next() (batch []*kgo.Record, wait time.Duration) {
+// next cuts a batch off the queue if one is due (or only a full one), else says
+// how long to wait.
+func (w *worker) next(onlyFull bool) (batch []*kgo.Record, wait time.Duration) {
 	cfg := w.l.cfg
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,6 +241,9 @@ func (w *worker) next() (batch []*kgo.Record, wait time.Duration) {
 	}
 	full := n == limit || n < len(w.queue)
 	drained := w.queue[len(w.queue)-1].Offset+1 >= w.hwm
+	if !full && onlyFull {
+		return nil, time.Hour
+	}
 	if age := time.Since(w.since); !full && !drained && age < cfg.Linger {
 		return nil, cfg.Linger - age
 	}

@@ -1,11 +1,11 @@
 package eventlog
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,66 +15,11 @@ import (
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/processor/identity"
+	"github.com/softcrum/carril/schemas"
 )
-
-// fence keeps, of each key, the first event that the database has not seen
-// (FS-CORE-0006 §3). The same key with another body is a conflict that the
-// tenant can look up, never a second effect.
-func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows []row) ([]row, error) {
-	first := make(map[uuid.UUID]row, len(rows))
-	var again []row
-	for _, r := range rows {
-		if _, ok := first[r.EventID]; ok {
-			again = append(again, r)
-			continue
-		}
-		first[r.EventID] = r
-	}
-	won, err := insertKeys(ctx, tx, first)
-	if err != nil {
-		return nil, err
-	}
-	winners := make([]row, 0, len(won))
-	for _, r := range rows {
-		if f := first[r.EventID]; f.index != r.index {
-			continue
-		}
-		if won[r.EventID] {
-			winners = append(winners, r)
-		} else {
-			again = append(again, r)
-		}
-	}
-	return winners, h.recordConflicts(ctx, tx, b, again)
-}
-
-// insertKeys takes the keys in one order, so that two writers never wait for
-// each other in a ring.
-func insertKeys(ctx context.Context, tx pgx.Tx, first map[uuid.UUID]row) (map[uuid.UUID]bool, error) {
-	keys := make([]uuid.UUID, 0, len(first))
-	for id := range first {
-		keys = append(keys, id)
-	}
-	slices.SortFunc(keys, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
-	n := len(keys)
-	rows := processordb.InsertEventKeysParams{Events: keys, Tenants: make([]uuid.UUID, n), BodyHashes: make([][]byte, n),
-		Occurred: make([]time.Time, n), Received: make([]time.Time, n)}
-	for i, id := range keys {
-		r := first[id]
-		rows.Tenants[i], rows.BodyHashes[i], rows.Occurred[i], rows.Received[i] = r.TenantID, r.BodyHash, r.OccurredAt, r.ReceivedAt
-	}
-	won, err := processordb.New(tx).InsertEventKeys(ctx, rows)
-	if err != nil {
-		return nil, fmt.Errorf("take %d event keys: %w", len(keys), err)
-	}
-	set := make(map[uuid.UUID]bool, len(won))
-	for _, id := range won {
-		set[id] = true
-	}
-	return set, nil
-}
 
 func (h *Handler) recordConflicts(ctx context.Context, tx pgx.Tx, b *stream.Batch, again []row) error {
 	if len(again) == 0 {
@@ -103,41 +48,75 @@ func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows [
 	if err != nil {
 		return err
 	}
-	if err := insertEvents(ctx, tx, rows, lane, first); err != nil {
+	// The messages are made while PostgreSQL is busy with the rows.
+	var msgs []outbox.Message
+	var failed error
+	var made sync.WaitGroup
+	made.Go(func() { msgs, failed = h.messages(ctx, rows, lane, first) })
+	err = insertEvents(ctx, tx, rows, lane, first)
+	made.Wait()
+	if err != nil {
 		return err
+	}
+	if failed != nil {
+		return failed
 	}
 	if err := insertSpan(ctx, tx, spanOf(rows), lane, first, first+int64(len(rows))-1); err != nil {
 		return err
-	}
-	msgs := make([]outbox.Message, len(rows))
-	for i, r := range rows {
-		msgs[i], err = Message(ctx, h.deps.Codec, Tracked(r.Event, r.name(), r.Kind, r.contact, lane, first+int64(i)))
-		if err != nil {
-			return err
-		}
-		msgs[i].Headers = kafka.Traced(msgs[i].Headers, r.from)
 	}
 	b.EmitEvents(outbox.Number(msgs, first, at))
 	return nil
 }
 
-func insertEvents(ctx context.Context, tx pgx.Tx, rows []row, lane int32, first int64) error {
-	n := len(rows)
-	p := processordb.InsertEventsParams{Lane: lane,
-		Tenants: make([]uuid.UUID, n), Events: make([]uuid.UUID, n), Contacts: make([]uuid.UUID, n),
-		Cells: make([]string, n), Kinds: make([]string, n), EventNames: make([]string, n), Properties: make([]string, n),
-		IdempotencyKeys: make([]string, n), Correlations: make([]string, n),
-		Occurred: make([]time.Time, n), Received: make([]time.Time, n), Claimed: make([]*time.Time, n), OccurredOffsets: make([]int32, n),
-		RetentionMonths: make([]int16, n), Historical: make([]bool, n), LaneSeqs: make([]int64, n)}
+// messages makes what is published of appended rows, all values in one piece of
+// memory.
+func (h *Handler) messages(ctx context.Context, rows []row, lane int32, first int64) ([]outbox.Message, error) {
+	msgs, ends := make([]outbox.Message, len(rows)), make([]int, len(rows))
+	tenants := map[uuid.UUID]address{}
+	var values []byte
+	var e schemas.EventTracked
 	for i, r := range rows {
-		p.Tenants[i], p.Events[i], p.Contacts[i] = r.TenantID, r.EventID, r.contact
-		p.Cells[i], p.Kinds[i], p.EventNames[i], p.Properties[i] = r.CellID, r.Kind, r.name(), r.Payload
-		p.IdempotencyKeys[i], p.Correlations[i] = r.IdempotencyKey, r.CorrelationID
-		p.Occurred[i], p.Received[i], p.Claimed[i], p.OccurredOffsets[i] = r.OccurredAt, r.ReceivedAt, r.OccurredClaimed, r.OccurredOffset
-		p.RetentionMonths[i], p.Historical[i], p.LaneSeqs[i] = r.class, r.Historical, first+int64(i)
+		a, ok := tenants[r.TenantID]
+		if !ok {
+			a = address{[]byte(r.TenantID.String()), kafka.Source(r.TenantID)}
+			tenants[r.TenantID] = a
+		}
+		e = Tracked(r.Event, r.name(), r.Kind, r.contact, lane, first+int64(i))
+		var err error
+		if values, err = h.deps.Codec.Encode(ctx, values, schemas.TopicEventTracked, &e); err != nil {
+			return nil, waitFor(err)
+		}
+		if i == 0 { // the others are about as long
+			values = slices.Grow(values, len(rows)*(len(values)+64))
+		}
+		msgs[i], ends[i] = message(&e, a, nil), len(values)
+		msgs[i].Headers = kafka.Traced(msgs[i].Headers, r.from)
 	}
-	if err := processordb.New(tx).InsertEvents(ctx, p); err != nil {
-		return fmt.Errorf("append %d events: %w", n, err)
+	from := 0
+	for i, end := range ends {
+		msgs[i].Value = values[from:end:end]
+		from = end
+	}
+	return msgs, nil
+}
+
+// copyEvents has its columns in the order of eventRow.
+const copyEvents = `COPY core.tracked_events (tenant_id, event_id, cell_id, contact_id, kind, event_name, properties, occurred_at,
+    occurred_offset, occurred_claimed, received_at, idempotency_key, correlation_id, retention_months, historical, lane, lane_seq) FROM STDIN BINARY`
+
+func eventRow(b pg.CopyRow, r *row, lane int32, seq int64) pg.CopyRow {
+	return b.Columns(17).UUID(r.TenantID).UUID(r.EventID).Text(r.CellID).UUID(r.contact).Text(r.Kind).Text(r.name()).JSONB(r.Payload).
+		Time(r.OccurredAt).Int32(r.OccurredOffset).TimeOrNull(r.OccurredClaimed).Time(r.ReceivedAt).Text(r.IdempotencyKey).
+		Text(r.CorrelationID).Int16(r.class).Bool(r.Historical).Int32(lane).Int64(seq)
+}
+
+// insertEvents appends rows under the lane's sequences from first on.
+func insertEvents(ctx context.Context, tx pgx.Tx, rows []row, lane int32, first int64) error {
+	err := pg.Copy(ctx, tx.Conn(), copyEvents, len(rows), func(b pg.CopyRow, i int) pg.CopyRow {
+		return eventRow(b, &rows[i], lane, first+int64(i))
+	})
+	if err != nil {
+		return fmt.Errorf("append %d events: %w", len(rows), err)
 	}
 	return nil
 }

@@ -68,15 +68,21 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 }
 
 // Handler is the append stage; it serves both topics of events.
-type Handler struct{ deps Deps }
+type Handler struct {
+	deps     Deps
+	identity *identity.Resolver
+	recent   *recent // nil: every key is inserted
+}
 
 // New makes the stage's handler.
-func New(deps Deps) *Handler { return &Handler{deps} }
+func New(deps Deps) *Handler {
+	return &Handler{deps, identity.NewResolver(identity.NewPlaces(0)), newRecent(recentKeys)}
+}
 
 // Decode reads an accepted event.
 func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
-	var e schemas.Event
-	err := h.deps.Codec.Decode(ctx, schemas.TopicEvents, r.Value, &e)
+	e := &accepted{}
+	err := h.deps.Codec.Decode(ctx, schemas.TopicEvents, r.Value, &e.Event)
 	switch {
 	case errors.Is(err, schemas.ErrMalformed):
 		return nil, fmt.Errorf("%w: %w", stream.ErrPoison, err)
@@ -87,12 +93,21 @@ func (h *Handler) Decode(ctx context.Context, r *kgo.Record) (any, error) {
 	case e.CorrelationID == "" || e.EventName == "" && e.Kind == "track" || len(e.BodyHash) == 0:
 		return nil, fmt.Errorf("%w: event without correlation id, name or body hash", stream.ErrPoison)
 	}
-	return &e, nil
+	e.identifiers = identity.Read(e.Identifiers)
+	return e, nil
+}
+
+// accepted is an event as Decode leaves it: whatever needs no database is done
+// there, ahead of the transaction.
+type accepted struct {
+	schemas.Event
+	identifiers *identity.Identifiers
 }
 
 // row is an event on its way into the table.
 type row struct {
 	*schemas.Event
+	read    *identity.Identifiers
 	index   int
 	from    *kgo.Record // nil: an event of the platform's own
 	class   int16
@@ -119,7 +134,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err != nil || len(winners) == 0 {
 		return err
 	}
-	out, err := identity.Resolve(ctx, tx, inputs(winners))
+	out, err := h.identity.Resolve(ctx, tx, inputs(winners))
 	if err != nil {
 		return err
 	}
@@ -139,7 +154,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
 	rows := make([]row, 0, len(b.Records))
 	for i, r := range b.Records {
-		e, ok := r.Value.(*schemas.Event)
+		e, ok := r.Value.(*accepted)
 		if !ok {
 			return nil, fmt.Errorf("record of another stage: %T", r.Value)
 		}
@@ -151,7 +166,7 @@ func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{Event: e, index: i, from: r.Record, class: t.RetentionMonths})
+		rows = append(rows, row{Event: &e.Event, read: e.identifiers, index: i, from: r.Record, class: t.RetentionMonths})
 	}
 	return rows, nil
 }
@@ -170,7 +185,7 @@ func (h *Handler) MakePartitions(ctx context.Context, pool *pgxpool.Pool, record
 	h.deps.Partitions.Forget()
 	db := processordb.New(pool)
 	for _, r := range records {
-		if e, ok := r.Value.(*schemas.Event); ok {
+		if e, ok := r.Value.(*accepted); ok {
 			if err := db.EnsurePartition(ctx, processordb.EnsurePartitionParams{ParentTable: "core.tracked_events", At: e.OccurredAt}); err != nil {
 				return fmt.Errorf("make a partition of events: %w", err)
 			}
@@ -186,7 +201,7 @@ func inputs(rows []row) []identity.Input {
 	in := make([]identity.Input, len(rows))
 	for i, r := range rows {
 		in[i] = identity.Input{TenantID: r.TenantID, CellID: r.CellID, EventID: r.EventID, CorrelationID: r.CorrelationID,
-			Identifiers: r.Identifiers, OccurredAt: r.OccurredAt}
+			Identifiers: r.Identifiers, Read: r.read, OccurredAt: r.OccurredAt}
 		if r.Kind == "identify" {
 			in[i].Traits = r.Payload
 		}
@@ -195,8 +210,8 @@ func inputs(rows []row) []identity.Input {
 }
 
 // Tracked is the record of an appended event.
-func Tracked(r *schemas.Event, name, kind string, contact uuid.UUID, lane int32, seq int64) *schemas.EventTracked {
-	return &schemas.EventTracked{
+func Tracked(r *schemas.Event, name, kind string, contact uuid.UUID, lane int32, seq int64) schemas.EventTracked {
+	return schemas.EventTracked{
 		EventID: r.EventID, TenantID: r.TenantID, CellID: r.CellID, ContactID: contact, Kind: kind, EventName: name,
 		OccurredAt: r.OccurredAt, OccurredOffset: r.OccurredOffset, ReceivedAt: r.ReceivedAt, CorrelationID: r.CorrelationID,
 		IdempotencyKey: r.IdempotencyKey, Payload: r.Payload, Historical: r.Historical, Lane: lane, LaneSeq: seq,
@@ -209,11 +224,21 @@ func Message(ctx context.Context, codec *schemas.Codec, e *schemas.EventTracked)
 	if err != nil {
 		return outbox.Message{}, waitFor(err)
 	}
+	return message(e, address{[]byte(e.TenantID.String()), kafka.Source(e.TenantID)}, value), nil
+}
+
+// address is what all messages of a tenant have in common.
+type address struct {
+	key    []byte
+	source string
+}
+
+func message(e *schemas.EventTracked, a address, value []byte) outbox.Message {
 	return outbox.Message{
-		Topic: schemas.TopicEventTracked, Key: []byte(e.TenantID.String()), Value: value,
-		Headers: kafka.Event{ID: e.EventID.String(), Type: "core.event.tracked", Source: kafka.Source(e.TenantID),
+		Topic: schemas.TopicEventTracked, Key: a.key, Value: value,
+		Headers: kafka.Event{ID: e.EventID.String(), Type: "core.event.tracked", Source: a.source,
 			Subject: e.EventName, Time: e.OccurredAt, CorrelationID: e.CorrelationID}.Headers(),
-	}, nil
+	}
 }
 
 // waitFor makes a registry that is away something to wait for.

@@ -73,6 +73,34 @@ func TestAppend(t *testing.T) {
 		b.Eventually("the metric", func() bool { return stagetest.Metric(t, reg, "carril_append_idempotency_conflicts_total") == 2 })
 	})
 
+	t.Run("LargeBatchesKeepOneRowAKeyWhereverItsRepeatsLie", func(t *testing.T) { // FS-CORE-0006 AC2
+		t.Parallel()
+		b := stagetest.New(t)
+		send := func(from, to int, body string) {
+			var events []schemas.Event
+			for i := from; i < to; i++ {
+				events = append(events, b.Event(fmt.Sprintf("k-%d", i), "a.b", now, anybody, body))
+			}
+			b.SendEvents(events...)
+		}
+		send(0, 700, `{}`)
+		send(690, 700, `{}`) // repeats that lie close to their originals
+		stop := run(b)
+		b.Await(700, eventCount)
+		stop()
+
+		// Of a process that remembers none of them.
+		send(695, 1_300, `{}`)        // repeats among new keys
+		send(699, 700, `{"other":1}`) // and another body
+		send(1_300, 1_900, `{}`)
+		run(b)
+		b.Await(1_900, eventCount)
+		b.Await(1, `SELECT count(*) FROM core.idempotency_conflicts`)
+		require.Equal(t, 1_900, b.Count(`SELECT count(*) FROM core.event_keys`))
+		require.Equal(t, 1_900, b.Count(`SELECT count(DISTINCT event_id) FROM core.tracked_events WHERE occurred_at > '-infinity'`))
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.dead_letters`))
+	})
+
 	t.Run("TwoTenantsMayUseOneKey", func(t *testing.T) { // field report 7
 		t.Parallel()
 		b := stagetest.New(t)

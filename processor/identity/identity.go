@@ -6,7 +6,10 @@
 package identity
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,8 +30,9 @@ type Input struct {
 	CellID        string
 	EventID       uuid.UUID
 	CorrelationID string
-	Identifiers   string // JSON object of strings, raw as sent
-	Traits        string // JSON object; empty: the event carries none
+	Identifiers   string       // JSON object of strings, raw as sent
+	Read          *Identifiers // what Read made of Identifiers, where the caller has it already
+	Traits        string       // JSON object; empty: the event carries none
 	OccurredAt    time.Time
 }
 
@@ -72,6 +76,11 @@ type key struct {
 	tenant uuid.UUID
 	kind   string
 	value  string
+}
+
+// compare orders keys as they are locked.
+func (k key) compare(o key) int {
+	return cmp.Or(bytes.Compare(k.tenant[:], o.tenant[:]), strings.Compare(k.kind, o.kind), strings.Compare(k.value, o.value))
 }
 
 // person is a contact while a batch is worked on.

@@ -10,13 +10,29 @@ import (
 	"github.com/softcrum/carril/internal/ids"
 )
 
+// Resolver is Resolve with a memory of where identifiers stand. It is safe for
+// concurrent use.
+type Resolver struct{ places *Places }
+
+// NewResolver makes a resolver; one a process serves all its partitions.
+func NewResolver(p *Places) *Resolver { return &Resolver{p} }
+
+// Resolve does what the function does.
+func (r *Resolver) Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
+	return resolve(ctx, tx, inputs, r.places)
+}
+
 // Resolve finds or makes the contact of each input, in order: an identify
 // followed by a track of the same person in one batch sees it. It writes
 // contacts, identifiers, merges, conflicts and traits inside tx.
 func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
+	return resolve(ctx, tx, inputs, nil)
+}
+
+func resolve(ctx context.Context, tx pgx.Tx, inputs []Input, places *Places) (*Outcome, error) {
 	b := &batch{
-		inputs: inputs, now: time.Now().UTC(), out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))},
-		owners: map[key]*person{}, people: map[uuid.UUID]*person{}, touched: map[*person]int{},
+		inputs: inputs, now: time.Now().UTC(), out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, places: places,
+		idents: make(map[key]*ident, 2*len(inputs)), people: make(map[uuid.UUID]*person, len(inputs)), touched: map[*person]int{},
 	}
 	b.parse()
 	if err := b.load(ctx, tx); err != nil {
@@ -40,17 +56,19 @@ func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
 
 // batch is the state of one Resolve.
 type batch struct {
-	inputs  []Input
-	now     time.Time
-	ids     [][]identifier
-	out     *Outcome
-	owners  map[key]*person
-	people  map[uuid.UUID]*person
-	created []*person
-	merges  []merge
-	added   []addition
-	touched map[*person]int // people whose known state rose, by the input that did it
-	clashes []clash
+	inputs   []Input
+	now      time.Time
+	places   *Places    // nil: identifiers are looked up by key alone
+	ids      [][]*ident // by input, strongest kind first
+	out      *Outcome
+	idents   map[key]*ident
+	distinct []*ident // of idents
+	people   map[uuid.UUID]*person
+	created  []*person
+	merges   []merge
+	added    []addition
+	touched  map[*person]int // people whose known state rose, by the input that did it
+	clashes  []clash
 }
 
 type merge struct {
@@ -69,12 +87,29 @@ type clash struct {
 }
 
 func (b *batch) parse() {
-	b.ids = make([][]identifier, len(b.inputs))
+	b.ids = make([][]*ident, len(b.inputs))
+	var slab []ident // one allocation for many
 	for i, in := range b.inputs {
-		found, refused := identifiersOf(in.Identifiers)
-		b.ids[i] = found
-		if len(refused) > 0 {
-			b.out.Warnings = append(b.out.Warnings, Warning{in.TenantID, in.EventID, "refused_identifier", refused})
+		read := in.Read
+		if read == nil {
+			read = Read(in.Identifiers)
+		}
+		b.ids[i] = make([]*ident, len(read.ids))
+		for j, id := range read.ids {
+			k := key{in.TenantID, id.kind, id.value}
+			known := b.idents[k]
+			if known == nil {
+				if len(slab) == 0 {
+					slab = make([]ident, 256)
+				}
+				known, slab = &slab[0], slab[1:]
+				known.key = k
+				b.idents[k], b.distinct = known, append(b.distinct, known)
+			}
+			b.ids[i][j] = known
+		}
+		if len(read.refused) > 0 {
+			b.out.Warnings = append(b.out.Warnings, Warning{in.TenantID, in.EventID, "refused_identifier", read.refused})
 		}
 	}
 }
@@ -82,14 +117,15 @@ func (b *batch) parse() {
 // resolve decides whose one event is.
 func (b *batch) resolve(i int) *person {
 	in := b.inputs[i]
-	var found []*person
+	var few [4]*person
+	found := few[:0]
 	for _, id := range b.ids[i] {
-		if p := b.owners[key{in.TenantID, id.kind, id.value}]; p != nil {
-			found = appendOnce(found, p.root())
+		if id.owner != nil {
+			found = appendOnce(found, id.owner.root())
 		}
 	}
 	target := b.target(i, found)
-	clashed := []uuid.UUID{}
+	var clashed []uuid.UUID
 	for _, other := range found {
 		if other = other.root(); other == target.root() {
 			continue
@@ -119,8 +155,8 @@ func (b *batch) target(i int, found []*person) *person {
 		if id.kind != KindExternalID {
 			continue
 		}
-		if p := b.owners[key{in.TenantID, id.kind, id.value}]; p != nil {
-			return p.root()
+		if id.owner != nil {
+			return id.owner.root()
 		}
 		var free []*person
 		for _, p := range found {
@@ -185,18 +221,16 @@ func (b *batch) merge(x, y *person, cause int) {
 
 // attach gives the event's unowned identifiers to its person.
 func (b *batch) attach(i int, p *person) {
-	in := b.inputs[i]
 	for _, id := range b.ids[i] {
 		if id.kind != KindAnonymous && !p.known {
 			p.known = true
 			b.touched[p] = i
 		}
-		k := key{in.TenantID, id.kind, id.value}
-		if b.owners[k] != nil {
+		if id.owner != nil {
 			continue
 		}
-		b.owners[k] = p
-		b.added = append(b.added, addition{k, p})
+		id.owner = p
+		b.added = append(b.added, addition{id.key, p})
 		b.touched[p] = i
 		if id.kind == KindExternalID {
 			p.external[id.value] = true

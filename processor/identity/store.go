@@ -1,51 +1,13 @@
 package identity
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/db/processordb"
-	"github.com/softcrum/carril/internal/stream"
 )
-
-// load reads who owns the batch's identifiers, and those people.
-func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
-	var keys processordb.OwnersOfIdentifiersParams
-	seen := map[key]bool{}
-	for i, in := range b.inputs {
-		for _, id := range b.ids[i] {
-			k := key{in.TenantID, id.kind, id.value}
-			if !seen[k] {
-				seen[k] = true
-				keys.Tenants, keys.Kinds, keys.Values = append(keys.Tenants, in.TenantID), append(keys.Kinds, id.kind), append(keys.Values, id.value)
-			}
-		}
-	}
-	if len(keys.Tenants) == 0 {
-		return nil
-	}
-	owners, err := processordb.New(tx).OwnersOfIdentifiers(ctx, keys)
-	if err != nil {
-		return fmt.Errorf("look identifiers up: %w", err)
-	}
-	for _, o := range owners {
-		p := b.people[o.ContactID]
-		if p == nil {
-			p = &person{tenant: o.TenantID, cell: o.CellID, id: o.ContactID, known: o.Known, wasKnown: o.Known, created: o.CreatedAt,
-				external: map[string]bool{}}
-			for _, e := range o.External {
-				p.external[e] = true
-			}
-			b.people[p.id] = p
-		}
-		b.owners[key{o.TenantID, o.Kind, o.Value}] = p
-	}
-	return nil
-}
 
 // write brings the batch's people into the database. Keys are sorted before
 // they are locked. Another writer may have taken an identifier meanwhile: then
@@ -54,7 +16,7 @@ func (b *batch) write(ctx context.Context, tx pgx.Tx) error {
 	if err := b.writeContacts(ctx, tx); err != nil {
 		return err
 	}
-	if err := b.writeIdentifiers(ctx, tx); err != nil {
+	if err := b.attachAll(ctx, tx); err != nil {
 		return err
 	}
 	if err := b.writeMerges(ctx, tx); err != nil {
@@ -87,28 +49,6 @@ func (b *batch) writeContacts(ctx context.Context, tx pgx.Tx) error {
 	}
 	if err := db.MarkContactsKnown(ctx, risen); err != nil {
 		return fmt.Errorf("mark %d contacts known: %w", len(risen.Contacts), err)
-	}
-	return nil
-}
-
-func (b *batch) writeIdentifiers(ctx context.Context, tx pgx.Tx) error {
-	if len(b.added) == 0 {
-		return nil
-	}
-	slices.SortFunc(b.added, func(x, y addition) int {
-		return cmp.Or(slices.Compare(x.tenant[:], y.tenant[:]), cmp.Compare(x.kind, y.kind), cmp.Compare(x.value, y.value))
-	})
-	var rows processordb.AttachIdentifiersParams
-	for _, a := range b.added {
-		rows.Tenants, rows.Contacts = append(rows.Tenants, a.tenant), append(rows.Contacts, a.owner.root().id)
-		rows.Kinds, rows.Values = append(rows.Kinds, a.kind), append(rows.Values, a.value)
-	}
-	attached, err := processordb.New(tx).AttachIdentifiers(ctx, rows)
-	if err != nil {
-		return fmt.Errorf("attach %d identifiers: %w", len(rows.Values), err)
-	}
-	if int(attached) != len(rows.Values) {
-		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
 	}
 	return nil
 }

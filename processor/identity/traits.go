@@ -29,7 +29,7 @@ func (b *batch) keepTraits(ctx context.Context, tx pgx.Tx, at []*person) error {
 		affected[p.root()] = max(affected[p.root()], i)
 	}
 	for i, in := range b.inputs {
-		if in.Traits != "" && in.Traits != "{}" {
+		if hasTraits(in) {
 			affected[at[i].root()] = i
 		}
 	}
@@ -54,8 +54,10 @@ func (b *batch) keepTraits(ctx context.Context, tx pgx.Tx, at []*person) error {
 	return b.collectChanges(affected, have)
 }
 
+func hasTraits(in Input) bool { return in.Traits != "" && in.Traits != "{}" }
+
 func (b *batch) applyTraits(i int, in Input, t *traits) {
-	if in.Traits == "" || in.Traits == "{}" {
+	if !hasTraits(in) {
 		return
 	}
 	var set map[string]json.RawMessage

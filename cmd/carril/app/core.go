@@ -57,6 +57,7 @@ type App struct {
 	redis    *redis.Client
 
 	streams       *stream.Metrics
+	slots         *stream.Slots
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	forget        map[string][]func() // by configuration table
@@ -162,6 +163,7 @@ func (a *App) connect(ctx context.Context) error {
 	a.redis = redis.NewClient(opt)
 	a.stack.OnStop("redis client", func() { _ = a.redis.Close() })
 	a.streams = stream.NewMetrics(a.reg)
+	a.slots = stream.NewSlots(0)
 	return nil
 }
 

@@ -68,7 +68,7 @@ func (a *App) startStage(ctx context.Context, s stage) error {
 		return err
 	}
 	l, err := stream.New(stream.Config{Stage: s.name, Topics: s.topics, InstanceID: a.instance(s.name), Owner: owner()}, stream.Deps{
-		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams})
+		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams, Slots: a.slots})
 	if err != nil {
 		return err
 	}

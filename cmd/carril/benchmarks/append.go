@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/ingestor"
+	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -26,6 +27,7 @@ const (
 	appendTenants = 10
 	// catchUp is the stage's batch while it is behind, and so the baseline's too.
 	catchUp = 2_000
+	million = 1_000_000
 	// appendTimeout bounds the append of all events.
 	appendTimeout = time.Hour
 )
@@ -86,6 +88,10 @@ func (a *appendRun) measure(ctx context.Context, rep *bench.Report) error {
 	for name, p := range map[string]phase{"": stage, "baseline_": plain} {
 		rep.Details[name+"first_fifth_rate"] = p.rate(0, a.Events/5)
 		rep.Details[name+"last_fifth_rate"] = p.rate(a.Events-a.Events/5, a.Events)
+		if a.Events >= 2*million {
+			rep.Details[name+"first_million_rate"], rep.Details[name+"last_million_rate"] = p.rate(0, million), p.rate(a.Events-million, a.Events)
+			rep.Details[name+"last_by_first_million"] = round3(p.rate(a.Events-million, a.Events) / p.rate(0, million))
+		}
 		if p.wal > 0 {
 			rep.Details[name+"wal_bytes_per_row"] = p.wal / int64(a.Events)
 		}
@@ -119,7 +125,7 @@ func (a *appendRun) preload(ctx context.Context) error {
 	for i := range a.Events {
 		t, n := a.event(i)
 		st.setOne(n, personOf(n, uint64(a.Contacts)))
-		ev, value, err := record(ctx, codec, t, st.bytes, a.at)
+		ev, value, err := record(ctx, codec, t, intake.Track, st.bytes, a.at)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/ids"
 )
@@ -113,7 +114,7 @@ func (a *appendRun) copyRows(ctx context.Context, first, end int) ([]point, erro
 	if err != nil {
 		return nil, err
 	}
-	ev, err := parse(a.tenants[0], body, a.at)
+	ev, err := parse(a.tenants[0], intake.Track, body, a.at)
 	if err != nil {
 		return nil, err
 	}

@@ -67,7 +67,11 @@ func batchBody(payload int, at time.Time) ([]byte, error) {
 
 // produces makes ops that each produce a batch and wait for all of it.
 func (r *run) produces(ctx context.Context, producer *kgo.Client, ts []tenant, conns int) (generator, error) {
-	topic, records, err := r.bareRecords(ctx, ts)
+	body, err := eventBody(r.Payload, time.Now())
+	if err != nil {
+		return generator{}, err
+	}
+	topic, records, err := r.bareRecords(ctx, ts, intake.Track, body)
 	if err != nil {
 		return generator{}, err
 	}

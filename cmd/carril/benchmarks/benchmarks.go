@@ -28,10 +28,11 @@ type Config struct {
 	Duration    time.Duration // of a measurement and its baseline together; default 10 s
 	Rate        float64       // operations a second in an open loop; 0: the benchmark's own way
 	Connections int           // that the generator keeps; 0: the benchmark's own number
+	Ladder      bool          // track, identify: climb the rates of an open loop to the knee
 	Payload     int           // bytes of an event's body; default 400
 
-	Events   int // append: how many are appended; default 200,000
-	Contacts int // append: how many people they are about; default a tenth of Events
+	Events   int // append, backlog: how many wait; default 200,000
+	Contacts int // append, backlog: how many people they are about; default a tenth of Events
 	Blast    int // blast-vs-otp: messages of the blast; default 20,000
 	// ProviderRate is what the provider takes, in requests a second; 0: 5 for
 	// blast-vs-otp, no limit elsewhere.
@@ -70,7 +71,7 @@ func All() []Benchmark {
 		cfg.Duration *= 6
 		return BlastVsOTP(ctx, cfg)
 	}
-	return []Benchmark{Track, Batch, Append, E2E, long, Webhooks}
+	return []Benchmark{Track, Identify, Batch, Append, E2E, long, Webhooks}
 }
 
 // run is one benchmark at work: its site, and what it shows meanwhile.

@@ -108,6 +108,39 @@ func TestTrack(t *testing.T) {
 	})
 }
 
+func TestIdentify(t *testing.T) {
+	t.Parallel()
+	rep := sound(t, Identify, tiny(t))
+	require.Equal(t, "identify", rep.Bench)
+	require.Equal(t, "rate", rep.RatioOf)
+}
+
+func TestLadder(t *testing.T) {
+	t.Parallel()
+	cfg := tiny(t)
+	cfg.Ladder, cfg.Duration, cfg.Connections = true, 200*time.Millisecond, 16
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	rep, err := Track(ctx, cfg)
+	require.NoError(t, err)
+	require.NotEmpty(t, rep.More)
+	require.Zero(t, len(rep.More)%2, "each step beside its baseline")
+	require.Positive(t, rep.Result.Count)
+	require.Contains(t, rep.Mode, "the result is the step at")
+	requireNothingLeft(t, cfg)
+}
+
+func TestBacklog(t *testing.T) {
+	t.Parallel()
+	cfg := tiny(t)
+	cfg.Events, cfg.Rate, cfg.Duration = 3_000, 50, 1500*time.Millisecond
+	rep := sound(t, Backlog, cfg)
+	require.EqualValues(t, 25, rep.Result.Count)
+	require.Contains(t, rep.Details, "caught_up_a_second")
+	require.Len(t, rep.More, 1)
+	require.EqualValues(t, 25, rep.More[0].Count, "every event is taken while PostgreSQL is away: %v", rep.More[0].ErrorClasses)
+}
+
 func TestBatch(t *testing.T) {
 	t.Parallel()
 	rep := sound(t, Batch, tiny(t))

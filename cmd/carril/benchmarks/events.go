@@ -62,12 +62,25 @@ const (
 // eventBody is an event as a point of sale sends it, of size bytes, with marks
 // where events differ.
 func eventBody(size int, at time.Time) ([]byte, error) {
-	if size < minPayload || size > maxPayload {
-		return nil, fmt.Errorf("%w: payload-bytes must be %d to %d", app.ErrConfig, minPayload, maxPayload)
-	}
 	const form = `{"event_name":"` + eventName + `","idempotency_key":"bench-` + keyMark + `","occurred_at":"%s",` +
 		`"identifiers":{"external_id":"c-` + personMark + `","email":"c-` + personMark + `@example.com"},"properties":{"invoice":"889","total":182500.50,` +
 		`"currency":"COP","paid":true,"note":"%s"}}`
+	return fillBody(form, size, at)
+}
+
+// identifyBody is an identify as a shop sends it, likewise.
+func identifyBody(size int, at time.Time) ([]byte, error) {
+	const form = `{"idempotency_key":"bench-` + keyMark + `","occurred_at":"%s",` +
+		`"identifiers":{"external_id":"c-` + personMark + `","email":"c-` + personMark + `@example.com"},"traits":{"first_name":"Ana","plan":"pro",` +
+		`"age":34,"city":"Cali","newsletter":true,"note":"%s"}}`
+	return fillBody(form, size, at)
+}
+
+// fillBody fills a form with a time and as much text as makes it size bytes.
+func fillBody(form string, size int, at time.Time) ([]byte, error) {
+	if size < minPayload || size > maxPayload {
+		return nil, fmt.Errorf("%w: payload-bytes must be %d to %d", app.ErrConfig, minPayload, maxPayload)
+	}
 	stamp := at.UTC().Format("2006-01-02T15:04:05.000Z")
 	bare := len(fmt.Sprintf(form, stamp, ""))
 	if size < bare {
@@ -157,8 +170,8 @@ func keyOf(n uint64) string {
 }
 
 // record is the event of a body as the front door puts it into Kafka.
-func record(ctx context.Context, codec *schemas.Codec, t tenant, body []byte, now time.Time) (*schemas.Event, []byte, error) {
-	ev, err := parse(t, body, now)
+func record(ctx context.Context, codec *schemas.Codec, t tenant, kind string, body []byte, now time.Time) (*schemas.Event, []byte, error) {
+	ev, err := parse(t, kind, body, now)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,9 +179,9 @@ func record(ctx context.Context, codec *schemas.Codec, t tenant, body []byte, no
 	return ev, value, err
 }
 
-func parse(t tenant, body []byte, now time.Time) (*schemas.Event, error) {
+func parse(t tenant, kind string, body []byte, now time.Time) (*schemas.Event, error) {
 	caller := intake.Caller{TenantID: t.id, CellID: "cell-1", ReceivedAt: now, Earliest: now.AddDate(0, -1, 0), Latest: now.Add(15 * time.Minute)}
-	ev, refused := intake.NewParser().One(intake.Track, body, &caller)
+	ev, refused := intake.NewParser().One(kind, body, &caller)
 	if refused != nil {
 		return nil, fmt.Errorf("the benchmark's own event is refused: %w", refused)
 	}

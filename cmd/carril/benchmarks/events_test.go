@@ -27,7 +27,7 @@ func TestEvents(t *testing.T) {
 			require.Len(t, body, size)
 			st := newStencil(body)
 			st.setOne(0xab, 7)
-			ev, err := parse(who, st.bytes, now)
+			ev, err := parse(who, intake.Track, st.bytes, now)
 			require.NoError(t, err, size)
 			require.Equal(t, "bench-00000000000000ab", ev.IdempotencyKey)
 			require.Equal(t, ids.Event(who.id, keyOf(0xab)), ev.EventID)

@@ -68,7 +68,7 @@ func (s *statements) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 	t.total += took
 }
 
-var tableOf = regexp.MustCompile(`(?i)\b(insert into|update|from|join)\s+((?:core|messaging)\.\w+)`)
+var tableOf = regexp.MustCompile(`(?i)\b(insert into|update|copy|from|join)\s+((?:core|messaging)\.\w+)`)
 
 // nameOf shortens a statement to what it does: "insert core.event_keys".
 func nameOf(sql string) string {
@@ -80,8 +80,8 @@ func nameOf(sql string) string {
 	switch how := strings.ToLower(m[1]); how {
 	case "insert into":
 		return "insert " + m[2]
-	case "update":
-		return "update " + m[2]
+	case "update", "copy":
+		return how + " " + m[2]
 	}
 	return "select " + m[2]
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/ingestor"
+	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/schemas"
@@ -32,9 +33,22 @@ const (
 // rate it is a closed loop and the ratio is of requests a second; with one, an
 // open loop and the ratio is of p95.
 func Track(ctx context.Context, cfg Config) (*bench.Report, error) {
-	return measure(ctx, cfg, "track", siteConfig{}, func(ctx context.Context, r *run, rep *bench.Report) error {
+	return frontDoor(ctx, cfg, "track", intake.Track, eventBody)
+}
+
+// Identify is Track with identifies: traits in the place of properties.
+func Identify(ctx context.Context, cfg Config) (*bench.Report, error) {
+	return frontDoor(ctx, cfg, "identify", intake.Identify, identifyBody)
+}
+
+func frontDoor(ctx context.Context, cfg Config, name, kind string, bodyOf func(int, time.Time) ([]byte, error)) (*bench.Report, error) {
+	return measure(ctx, cfg, name, siteConfig{}, func(ctx context.Context, r *run, rep *bench.Report) error {
 		conns := r.connections(256)
 		ts, err := r.tenants(ctx, trackTenants)
+		if err != nil {
+			return err
+		}
+		body, err := bodyOf(r.Payload, time.Now())
 		if err != nil {
 			return err
 		}
@@ -43,19 +57,18 @@ func Track(ctx context.Context, cfg Config) (*bench.Report, error) {
 			return err
 		}
 		defer roles.Stop() //nolint:errcheck // the figures stand; the site is removed whatever it says
-		bare, err := r.startBare(ctx, ts)
+		bare, err := r.startBare(ctx, ts, kind, body)
 		if err != nil {
 			return err
 		}
 		defer bare.stop()
-		body, err := eventBody(r.Payload, time.Now())
-		if err != nil {
-			return err
-		}
 		rep.Unit = "requests"
 		rep.Baseline.What = "a bare net/http handler that produces the same bytes to the same Kafka with the same options and waits for the ack"
-		result := posts(hostOf(roles.API), "/v1/core/track", ts, conns, body)
+		result := posts(hostOf(roles.API), "/v1/core/"+kind, ts, conns, body)
 		baseline := posts(bare.addr, "/", ts, conns, body)
+		if r.Ladder {
+			return r.climb(ctx, rep, conns, result, baseline)
+		}
 		return r.compare(ctx, rep, conns, 1, result, baseline)
 	})
 }
@@ -147,12 +160,17 @@ type bare struct {
 	records  map[string]bareRecord // by Authorization header
 }
 
-// bareRecord is what a tenant's requests produce.
+// bareRecord is what a tenant's requests produce: records as the front door
+// makes them, in turn. One record over and over would compress to next to
+// nothing, and the bytes would not be the same.
 type bareRecord struct {
 	key     []byte
-	value   stencil
-	headers []kgo.RecordHeader
+	values  [][]byte
+	headers [][]kgo.RecordHeader
 }
+
+// bareVariants is how many a tenant has, of which no Kafka batch holds as many.
+const bareVariants = 2_048
 
 // newProducer makes a client with the front door's own options.
 func (r *run) newProducer() (*kgo.Client, error) {
@@ -160,7 +178,7 @@ func (r *run) newProducer() (*kgo.Client, error) {
 }
 
 // bareRecords makes each tenant's record and a topic like the platform's.
-func (r *run) bareRecords(ctx context.Context, ts []tenant) (topic string, records map[string]bareRecord, err error) {
+func (r *run) bareRecords(ctx context.Context, ts []tenant, kind string, body []byte) (topic string, records map[string]bareRecord, err error) {
 	if topic, err = r.makeTopic(ctx, "bench.baseline", schemas.TopicEvents); err != nil {
 		return "", nil, err
 	}
@@ -169,26 +187,29 @@ func (r *run) bareRecords(ctx context.Context, ts []tenant) (topic string, recor
 		return "", nil, err
 	}
 	now := time.Now()
-	body, err := eventBody(r.Payload, now)
-	if err != nil {
-		return "", nil, err
-	}
 	records = map[string]bareRecord{}
+	st := newStencil(body)
 	for _, t := range ts {
-		ev, value, err := record(ctx, codec, t, body, now)
-		if err != nil {
-			return "", nil, err
+		b := bareRecord{key: []byte(t.id.String())}
+		for n := range uint64(bareVariants) {
+			st.setOne(n, personOf(n, people))
+			ev, value, err := record(ctx, codec, t, kind, st.bytes, now)
+			if err != nil {
+				return "", nil, err
+			}
+			b.values = append(b.values, value)
+			b.headers = append(b.headers, kafka.Event{ID: ev.EventID.String(), Type: ingestor.EventType, Source: kafka.Source(t.id),
+				Subject: ev.EventName, Time: ev.OccurredAt, CorrelationID: ev.CorrelationID}.Headers())
 		}
-		records["Bearer "+t.key] = bareRecord{key: []byte(t.id.String()), value: newStencil(value), headers: kafka.Event{ID: ev.EventID.String(),
-			Type: ingestor.EventType, Source: kafka.Source(t.id), Subject: ev.EventName, Time: ev.OccurredAt, CorrelationID: ev.CorrelationID}.Headers()}
+		records["Bearer "+t.key] = b
 	}
 	return topic, records, nil
 }
 
-func (r *run) startBare(ctx context.Context, ts []tenant) (*bare, error) {
+func (r *run) startBare(ctx context.Context, ts []tenant, kind string, body []byte) (*bare, error) {
 	b := &bare{}
 	var err error
-	if b.topic, b.records, err = r.bareRecords(ctx, ts); err != nil {
+	if b.topic, b.records, err = r.bareRecords(ctx, ts, kind, body); err != nil {
 		return nil, err
 	}
 	if b.producer, err = r.newProducer(); err != nil {
@@ -211,14 +232,10 @@ func (b *bare) stop() {
 	b.producer.Close()
 }
 
-// record is a fresh record of a tenant, with a key that differs.
-func (r bareRecord) record(topic string, key uint64) *kgo.Record {
-	value := make([]byte, len(r.value.bytes))
-	copy(value, r.value.bytes)
-	for _, at := range r.value.keys {
-		hex16(value[at:], key)
-	}
-	return &kgo.Record{Topic: topic, Key: r.key, Value: value, Headers: r.headers}
+// record is a tenant's n-th record.
+func (r bareRecord) record(topic string, n uint64) *kgo.Record {
+	n %= bareVariants
+	return &kgo.Record{Topic: topic, Key: r.key, Value: r.values[n], Headers: r.headers[n]}
 }
 
 func (b *bare) ServeHTTP(w http.ResponseWriter, req *http.Request) {

@@ -21,6 +21,7 @@ import (
 	"github.com/softcrum/carril/dispatcher/webhook"
 	"github.com/softcrum/carril/dispatcher/webhook/guard"
 	"github.com/softcrum/carril/dispatcher/webhook/seal"
+	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/signature"
@@ -85,7 +86,7 @@ func (r *run) startHooks(ctx context.Context) (h *hooks, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ev, err := parse(h.tenants[0], body, now)
+	ev, err := parse(h.tenants[0], intake.Track, body, now)
 	if err != nil {
 		return nil, err
 	}

@@ -140,61 +140,6 @@ func (q *Queries) InsertEventKeys(ctx context.Context, arg InsertEventKeysParams
 	return items, nil
 }
 
-const insertEvents = `-- name: InsertEvents :exec
-INSERT INTO core.tracked_events (tenant_id, event_id, cell_id, contact_id, kind, event_name, properties, occurred_at,
-    occurred_offset, occurred_claimed, received_at, idempotency_key, correlation_id, retention_months, historical, lane, lane_seq)
-SELECT t, e, c, p, k, n, j::jsonb, o, z, l, r, i, x, m, h, $1, s
-FROM ROWS FROM (unnest($2::uuid[]), unnest($3::uuid[]), unnest($4::text[]), unnest($5::uuid[]),
-    unnest($6::text[]), unnest($7::text[]), unnest($8::text[]), unnest($9::timestamptz[]), unnest($10::int[]),
-    unnest($11::pg_catalog.timestamptz[]), unnest($12::timestamptz[]), unnest($13::text[]), unnest($14::text[]),
-    unnest($15::smallint[]), unnest($16::bool[]), unnest($17::bigint[]))
-    AS u(t, e, c, p, k, n, j, o, z, l, r, i, x, m, h, s)
-`
-
-type InsertEventsParams struct {
-	Lane            int32
-	Tenants         []uuid.UUID
-	Events          []uuid.UUID
-	Cells           []string
-	Contacts        []uuid.UUID
-	Kinds           []string
-	EventNames      []string
-	Properties      []string
-	Occurred        []time.Time
-	OccurredOffsets []int32
-	Claimed         []*time.Time
-	Received        []time.Time
-	IdempotencyKeys []string
-	Correlations    []string
-	RetentionMonths []int16
-	Historical      []bool
-	LaneSeqs        []int64
-}
-
-// Appends events under the lane's sequences.
-func (q *Queries) InsertEvents(ctx context.Context, arg InsertEventsParams) error {
-	_, err := q.db.Exec(ctx, insertEvents,
-		arg.Lane,
-		arg.Tenants,
-		arg.Events,
-		arg.Cells,
-		arg.Contacts,
-		arg.Kinds,
-		arg.EventNames,
-		arg.Properties,
-		arg.Occurred,
-		arg.OccurredOffsets,
-		arg.Claimed,
-		arg.Received,
-		arg.IdempotencyKeys,
-		arg.Correlations,
-		arg.RetentionMonths,
-		arg.Historical,
-		arg.LaneSeqs,
-	)
-	return err
-}
-
 const insertSpan = `-- name: InsertSpan :exec
 INSERT INTO core.event_spans (lane, first_seq, last_seq, min_occurred, max_occurred, tenant_ids)
 VALUES ($1, $2, $3, $4, $5, $6)

@@ -12,35 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const attachIdentifiers = `-- name: AttachIdentifiers :execrows
-INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id)
-SELECT t, k, v, c
-FROM ROWS FROM (unnest($1::uuid[]), unnest($2::text[]), unnest($3::text[]), unnest($4::uuid[])) AS u(t, k, v, c)
-ON CONFLICT DO NOTHING
-`
-
-type AttachIdentifiersParams struct {
-	Tenants  []uuid.UUID
-	Kinds    []string
-	Values   []string
-	Contacts []uuid.UUID
-}
-
-// Attaches identifiers in the order of the arrays, which callers sort: so are the
-// keys locked. Fewer rows than given: another writer took one of them.
-func (q *Queries) AttachIdentifiers(ctx context.Context, arg AttachIdentifiersParams) (int64, error) {
-	result, err := q.db.Exec(ctx, attachIdentifiers,
-		arg.Tenants,
-		arg.Kinds,
-		arg.Values,
-		arg.Contacts,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const insertContacts = `-- name: InsertContacts :exec
 INSERT INTO core.contacts (tenant_id, contact_id, cell_id, known, created_at)
 SELECT t, c, cell, k, $1
@@ -89,6 +60,54 @@ func (q *Queries) InsertMerge(ctx context.Context, arg InsertMergeParams) error 
 		arg.CauseEventID,
 	)
 	return err
+}
+
+const loadContacts = `-- name: LoadContacts :many
+SELECT c.contact_id, c.cell_id, c.known, c.created_at,
+    ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')::text[] AS external
+FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[])) AS u(tenant_id, contact_id)
+JOIN core.contacts c USING (tenant_id, contact_id)
+`
+
+type LoadContactsParams struct {
+	Tenants  []uuid.UUID
+	Contacts []uuid.UUID
+}
+
+type LoadContactsRow struct {
+	ContactID uuid.UUID
+	CellID    string
+	Known     bool
+	CreatedAt time.Time
+	External  []string
+}
+
+// People whom a batch may change. The external_ids come along because they decide
+// merges.
+func (q *Queries) LoadContacts(ctx context.Context, arg LoadContactsParams) ([]LoadContactsRow, error) {
+	rows, err := q.db.Query(ctx, loadContacts, arg.Tenants, arg.Contacts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []LoadContactsRow
+	for rows.Next() {
+		var i LoadContactsRow
+		if err := rows.Scan(
+			&i.ContactID,
+			&i.CellID,
+			&i.Known,
+			&i.CreatedAt,
+			&i.External,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const lockTraits = `-- name: LockTraits :many
@@ -161,62 +180,6 @@ type MoveIdentifiersParams struct {
 func (q *Queries) MoveIdentifiers(ctx context.Context, arg MoveIdentifiersParams) error {
 	_, err := q.db.Exec(ctx, moveIdentifiers, arg.IntoContact, arg.TenantID, arg.FromContact)
 	return err
-}
-
-const ownersOfIdentifiers = `-- name: OwnersOfIdentifiers :many
-SELECT i.tenant_id, i.kind, i.value, c.contact_id, c.cell_id, c.known, c.created_at,
-    ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')::text[] AS external
-FROM ROWS FROM (unnest($1::uuid[]), unnest($2::text[]), unnest($3::text[])) AS u(tenant_id, kind, value)
-JOIN core.contact_identifiers i USING (tenant_id, kind, value)
-JOIN core.contacts c ON c.tenant_id = i.tenant_id AND c.contact_id = i.contact_id
-`
-
-type OwnersOfIdentifiersParams struct {
-	Tenants []uuid.UUID
-	Kinds   []string
-	Values  []string
-}
-
-type OwnersOfIdentifiersRow struct {
-	TenantID  uuid.UUID
-	Kind      string
-	Value     string
-	ContactID uuid.UUID
-	CellID    string
-	Known     bool
-	CreatedAt time.Time
-	External  []string
-}
-
-// Who owns the batch's identifiers, and those people. The external_ids come along
-// because they decide merges.
-func (q *Queries) OwnersOfIdentifiers(ctx context.Context, arg OwnersOfIdentifiersParams) ([]OwnersOfIdentifiersRow, error) {
-	rows, err := q.db.Query(ctx, ownersOfIdentifiers, arg.Tenants, arg.Kinds, arg.Values)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []OwnersOfIdentifiersRow
-	for rows.Next() {
-		var i OwnersOfIdentifiersRow
-		if err := rows.Scan(
-			&i.TenantID,
-			&i.Kind,
-			&i.Value,
-			&i.ContactID,
-			&i.CellID,
-			&i.Known,
-			&i.CreatedAt,
-			&i.External,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
 }
 
 const recordIdentityConflict = `-- name: RecordIdentityConflict :exec

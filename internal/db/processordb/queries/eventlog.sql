@@ -18,17 +18,6 @@ FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@events::uuid[]), unnest(@body_
 JOIN core.event_keys k ON k.event_id = u.event_id AND k.tenant_id = u.tenant_id AND k.body_hash <> u.body_hash
 ON CONFLICT DO NOTHING;
 
--- Appends events under the lane's sequences.
--- name: InsertEvents :exec
-INSERT INTO core.tracked_events (tenant_id, event_id, cell_id, contact_id, kind, event_name, properties, occurred_at,
-    occurred_offset, occurred_claimed, received_at, idempotency_key, correlation_id, retention_months, historical, lane, lane_seq)
-SELECT t, e, c, p, k, n, j::jsonb, o, z, l, r, i, x, m, h, @lane, s
-FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@events::uuid[]), unnest(@cells::text[]), unnest(@contacts::uuid[]),
-    unnest(@kinds::text[]), unnest(@event_names::text[]), unnest(@properties::text[]), unnest(@occurred::timestamptz[]), unnest(@occurred_offsets::int[]),
-    unnest(@claimed::pg_catalog.timestamptz[]), unnest(@received::timestamptz[]), unnest(@idempotency_keys::text[]), unnest(@correlations::text[]),
-    unnest(@retention_months::smallint[]), unnest(@historical::bool[]), unnest(@lane_seqs::bigint[]))
-    AS u(t, e, c, p, k, n, j, o, z, l, r, i, x, m, h, s);
-
 -- Says which times and tenants a transaction's events lie in, for whoever reads
 -- them back by lane.
 -- name: InsertSpan :exec

@@ -1,11 +1,10 @@
--- Who owns the batch's identifiers, and those people. The external_ids come along
--- because they decide merges.
--- name: OwnersOfIdentifiers :many
-SELECT i.tenant_id, i.kind, i.value, c.contact_id, c.cell_id, c.known, c.created_at,
+-- People whom a batch may change. The external_ids come along because they decide
+-- merges.
+-- name: LoadContacts :many
+SELECT c.contact_id, c.cell_id, c.known, c.created_at,
     ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')::text[] AS external
-FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@kinds::text[]), unnest(@values::text[])) AS u(tenant_id, kind, value)
-JOIN core.contact_identifiers i USING (tenant_id, kind, value)
-JOIN core.contacts c ON c.tenant_id = i.tenant_id AND c.contact_id = i.contact_id;
+FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@contacts::uuid[])) AS u(tenant_id, contact_id)
+JOIN core.contacts c USING (tenant_id, contact_id);
 
 -- Makes contacts, all at the batch's own time: the older of two survives a merge.
 -- name: InsertContacts :exec
@@ -18,14 +17,6 @@ FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@contacts::uuid[]), unnest(@cel
 UPDATE core.contacts c SET known = true, updated_at = now()
 FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@contacts::uuid[])) AS u(tenant_id, contact_id)
 WHERE c.tenant_id = u.tenant_id AND c.contact_id = u.contact_id;
-
--- Attaches identifiers in the order of the arrays, which callers sort: so are the
--- keys locked. Fewer rows than given: another writer took one of them.
--- name: AttachIdentifiers :execrows
-INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id)
-SELECT t, k, v, c
-FROM ROWS FROM (unnest(@tenants::uuid[]), unnest(@kinds::text[]), unnest(@values::text[]), unnest(@contacts::uuid[])) AS u(t, k, v, c)
-ON CONFLICT DO NOTHING;
 
 -- Records a merge. By the wall clock, not the transaction's, so that a batch's
 -- merges keep their order.

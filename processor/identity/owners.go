@@ -1,0 +1,185 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/softcrum/carril/internal/db/processordb"
+	"github.com/softcrum/carril/internal/stream"
+)
+
+// These three are not sqlc's, which knows no ctid.
+const (
+	ownersAtPlaces = `SELECT ctid, tenant_id, kind, value, contact_id FROM core.contact_identifiers WHERE ctid = ANY($1::tid[])`
+	// OFFSET 0 keeps the planner at one descent a key, whatever it thinks of the
+	// table's size.
+	ownersByKey = `SELECT i.ctid, u.tenant_id, u.kind, u.value, i.contact_id
+FROM ROWS FROM (unnest($1::uuid[]), unnest($2::text[]), unnest($3::text[])) AS u(tenant_id, kind, value)
+CROSS JOIN LATERAL (SELECT x.ctid, x.contact_id FROM core.contact_identifiers x
+    WHERE x.tenant_id = u.tenant_id AND x.kind = u.kind AND x.value = u.value OFFSET 0) i`
+	// Identifiers are attached in the order of the arrays, which the caller sorts:
+	// so are the keys locked. Fewer rows than given: another writer took one.
+	attach = `INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id)
+SELECT t, k, v, c FROM ROWS FROM (unnest($1::uuid[]), unnest($2::text[]), unnest($3::text[]), unnest($4::uuid[])) AS u(t, k, v, c)
+ON CONFLICT DO NOTHING RETURNING ctid, tenant_id, kind, value, contact_id`
+)
+
+// load finds the owners of the batch's identifiers: first where they were last
+// seen, then by key; and reads those people who may change.
+func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
+	if len(b.idents) == 0 {
+		return nil
+	}
+	// In the index's order, so that neighbours are found on the same page.
+	slices.SortFunc(b.distinct, func(x, y *ident) int { return x.compare(y.key) })
+	if b.places != nil {
+		if at := b.places.known(b.distinct); len(at) > 0 {
+			if err := b.readOwners(ctx, tx, false, ownersAtPlaces, at); err != nil {
+				return err
+			}
+		}
+	}
+	var tenants []uuid.UUID
+	var kinds, values []string
+	for _, id := range b.distinct {
+		if !id.found {
+			tenants, kinds, values = append(tenants, id.tenant), append(kinds, id.kind), append(values, id.value)
+		}
+	}
+	if len(tenants) > 0 {
+		if err := b.readOwners(ctx, tx, true, ownersByKey, tenants, kinds, values); err != nil {
+			return err
+		}
+	}
+	return b.loadPeople(ctx, tx)
+}
+
+// readOwners notes who owns what; at a place may stand what nobody asked for.
+func (b *batch) readOwners(ctx context.Context, tx pgx.Tx, learn bool, sql string, args ...any) error {
+	err := owners(ctx, tx, func(k key, contact uuid.UUID, at pgtype.TID) {
+		id := b.idents[k]
+		if id == nil {
+			return
+		}
+		id.found, id.contact = true, contact
+		if learn && b.places != nil {
+			b.places.remember(k, at)
+		}
+	}, sql, args...)
+	if err != nil {
+		return fmt.Errorf("look identifiers up: %w", err)
+	}
+	return nil
+}
+
+func owners(ctx context.Context, tx pgx.Tx, each func(k key, contact uuid.UUID, at pgtype.TID), sql string, args ...any) error {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	var k key
+	var contact uuid.UUID
+	var at pgtype.TID
+	_, err = pgx.ForEachRow(rows, []any{&at, &k.tenant, &k.kind, &k.value, &contact}, func() error {
+		each(k, contact, at)
+		return nil
+	})
+	return err
+}
+
+// loadPeople makes the owners people of the batch. What is stored of them is
+// read only for those whom an input may change or compare: of an input whose
+// identifiers are all one contact's already, and which has no traits, nothing
+// more than that contact's id is ever asked.
+func (b *batch) loadPeople(ctx context.Context, tx pgx.Tx) error {
+	var want processordb.LoadContactsParams
+	asked := map[*person]bool{}
+	for i, in := range b.inputs {
+		plain := b.plain(i)
+		for _, id := range b.ids[i] {
+			if !id.found {
+				continue
+			}
+			p := b.people[id.contact]
+			if p == nil {
+				p = &person{tenant: in.TenantID, cell: in.CellID, id: id.contact, known: true, wasKnown: true}
+				b.people[p.id] = p
+			}
+			id.owner = p
+			if !plain && !asked[p] {
+				asked[p] = true
+				want.Tenants, want.Contacts = append(want.Tenants, p.tenant), append(want.Contacts, p.id)
+			}
+		}
+	}
+	if len(want.Contacts) == 0 {
+		return nil
+	}
+	return b.readPeople(ctx, tx, want)
+}
+
+func (b *batch) readPeople(ctx context.Context, tx pgx.Tx, want processordb.LoadContactsParams) error {
+	rows, err := processordb.New(tx).LoadContacts(ctx, want)
+	if err != nil {
+		return fmt.Errorf("read %d contacts: %w", len(want.Contacts), err)
+	}
+	if len(rows) != len(want.Contacts) {
+		return fmt.Errorf("%w: a contact went while its identifiers were read", stream.ErrWait)
+	}
+	for _, c := range rows {
+		p := b.people[c.ContactID]
+		p.cell, p.known, p.wasKnown, p.created = c.CellID, c.Known, c.Known, c.CreatedAt
+		p.external = make(map[string]bool, len(c.External))
+		for _, e := range c.External {
+			p.external[e] = true
+		}
+	}
+	return nil
+}
+
+// plain says that an input changes nobody: its identifiers are all known to be
+// one contact's, and it has no traits.
+func (b *batch) plain(i int) bool {
+	ids := b.ids[i]
+	if hasTraits(b.inputs[i]) || len(ids) == 0 {
+		return false
+	}
+	for _, id := range ids {
+		if !id.found || id.contact != ids[0].contact {
+			return false
+		}
+	}
+	return true
+}
+
+// attach writes the batch's new identifiers and learns their places.
+func (b *batch) attachAll(ctx context.Context, tx pgx.Tx) error {
+	if len(b.added) == 0 {
+		return nil
+	}
+	slices.SortFunc(b.added, func(x, y addition) int { return x.compare(y.key) })
+	n := len(b.added)
+	tenants, contacts, kinds, values := make([]uuid.UUID, n), make([]uuid.UUID, n), make([]string, n), make([]string, n)
+	for i, a := range b.added {
+		tenants[i], contacts[i], kinds[i], values[i] = a.tenant, a.owner.root().id, a.kind, a.value
+	}
+	attached := 0
+	err := owners(ctx, tx, func(k key, _ uuid.UUID, at pgtype.TID) {
+		attached++
+		if b.places != nil {
+			b.places.remember(k, at)
+		}
+	}, attach, tenants, kinds, values, contacts)
+	if err != nil {
+		return fmt.Errorf("attach %d identifiers: %w", n, err)
+	}
+	if attached != n {
+		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
+	}
+	return nil
+}
