@@ -47,7 +47,7 @@ type PublisherConfig struct {
 	Poll    time.Duration // how often to look without being woken; default 5 s
 	Backoff time.Duration // after a failure, doubled up to 5 s; default 50 ms
 	// Record is how far apart the cursor's moves are written: what a successor
-	// publishes again is at most what went out in that time. Default 100 ms.
+	// publishes again is at most what went out in that time. Default 500 ms.
 	Record time.Duration
 }
 
@@ -65,7 +65,7 @@ func (c PublisherConfig) withDefaults() PublisherConfig {
 		c.Backoff = 50 * time.Millisecond
 	}
 	if c.Record == 0 {
-		c.Record = 100 * time.Millisecond
+		c.Record = 500 * time.Millisecond
 	}
 	return c
 }
