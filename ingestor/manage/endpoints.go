@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -176,7 +177,9 @@ func readDraft(r *http.Request) (d EndpointDraft, problem *httpserver.Problem) {
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return d, refuse(&intake.Error{Code: intake.InvalidJSON})
 	}
-	into := map[string]any{"url": &d.URL, "description": &d.Description, "event_types": &d.EventTypes, "delivery": &d.Delivery, "headers": &d.Headers}
+	var headers map[string]*string // a null among them is no empty text
+	var types []*string
+	into := map[string]any{"url": &d.URL, "description": &d.Description, "event_types": &types, "delivery": &d.Delivery, "headers": &headers}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		to, ok := into[name]
 		if !ok {
@@ -185,6 +188,24 @@ func readDraft(r *http.Request) (d EndpointDraft, problem *httpserver.Problem) {
 		if string(fields[name]) == "null" || json.Unmarshal(fields[name], to) != nil {
 			return d, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/" + name, Detail: name + " is of another type."})
 		}
+	}
+	if types != nil {
+		d.EventTypes = []string{}
+	}
+	for i, v := range types {
+		if v == nil {
+			return d, refuse(&intake.Error{Code: intake.InvalidField, Pointer: fmt.Sprintf("/event_types/%d", i), Detail: "An event type is text."})
+		}
+		d.EventTypes = append(d.EventTypes, *v)
+	}
+	if headers != nil {
+		d.Headers = map[string]string{}
+	}
+	for name, v := range headers {
+		if v == nil {
+			return d, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/headers", Detail: "The values of headers are text."})
+		}
+		d.Headers[name] = *v
 	}
 	return d, nil
 }

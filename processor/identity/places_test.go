@@ -103,7 +103,7 @@ func TestPlaces(t *testing.T) {
 		b.exec(`INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id) VALUES ($1, 'email', 'beto@example.com', $2)`, b.tenant, first)
 		var at pgtype.TID
 		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT ctid FROM core.contact_identifiers`).Scan(&at))
-		require.Equal(t, b.memory.places.known([]*ident{{key: key{b.tenant, KindEmail, "ana@example.com"}}}), []pgtype.TID{at}, "beto stands where ana stood")
+		require.Equal(t, []pgtype.TID{at}, b.memory.places.known([]*ident{{key: key{b.tenant, KindEmail, "ana@example.com"}}}), "beto stands where ana stood")
 		require.NotEqual(t, first, b.resolve(ana))
 	})
 

@@ -58,7 +58,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	guard, err := apikey.NewGuard(apikey.GuardConfig{}, keys, a.reg)
+	guard, err := apikey.NewGuard(apikey.GuardConfig{Failures: a.set.AuthFailures}, keys, a.reg)
 	if err != nil {
 		return err
 	}

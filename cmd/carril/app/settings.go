@@ -61,6 +61,7 @@ type Settings struct {
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
 	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
 
+	AuthFailures   int      `name:"auth-failures" env:"CARRIL_AUTH_FAILURES" default:"30" help:"Failed authentications that an address has at once; another comes every 2 s." group:"listen"`
 	TrustedProxies []string `name:"trusted-proxies" env:"CARRIL_TRUSTED_PROXIES" help:"CIDR ranges of the proxies whose X-Forwarded-For is believed; none by default." group:"listen"`
 
 	OpsRemote bool `name:"ops-remote" env:"CARRIL_OPS_REMOTE" help:"Let the ops listener be reached from other machines: it asks for no key." group:"listen"`
@@ -139,6 +140,9 @@ func (s *Settings) Validate() error {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
 			return configError(name, "%q is not host:port", addr)
 		}
+	}
+	if s.AuthFailures < 1 {
+		return configError("auth-failures", "must be at least 1")
 	}
 	for _, p := range s.TrustedProxies {
 		if _, err := netip.ParsePrefix(p); err != nil {

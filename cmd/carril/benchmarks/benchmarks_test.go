@@ -37,7 +37,7 @@ func tiny(t *testing.T) Config {
 	redis, keys := testkit.Redis(t)
 	return Config{
 		Settings: app.Settings{KafkaBrokers: broker.Brokers, KafkaPrefix: broker.Prefix, RegistryURL: testkit.Registry(t), PostgresURL: testkit.Postgres(t),
-			RedisURL: redis, RedisPrefix: keys, StorageURL: "file://" + t.TempDir(), Channels: []string{"email"}, ResendURL: "http://127.0.0.1:1", ResendRate: 5,
+			RedisURL: redis, RedisPrefix: keys, StorageURL: "file://" + t.TempDir(), Channels: []string{"email"}, ResendURL: "http://127.0.0.1:1", ResendRate: 5, AuthFailures: 30,
 			LatencyBudget: 5 * time.Second, Drain: 10 * time.Second, Addr: "127.0.0.1:0", OpsAddr: "127.0.0.1:0"},
 		Duration: 800 * time.Millisecond, Connections: 4, Log: testkit.Logger(t),
 	}
