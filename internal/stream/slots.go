@@ -7,16 +7,17 @@ import (
 
 // Slots are how many large batches a process applies at once, over all its
 // loops. While they catch up, as many partitions as there are would each keep a
-// core of PostgreSQL busy; one writer a core brings the most rows
-// (docs/decisions/append.md), and what else runs on the machine, the front door
-// first of all, would be left what is over. Batches of no more than
-// Config.MaxRecords, which is what a stage that keeps up has, need none.
+// core of PostgreSQL busy, and what else runs on the machine, the front door
+// first of all, would be left what is over (docs/decisions/append.md). Batches of
+// no more than Config.MaxRecords, which is what a stage that keeps up has, need
+// none.
 type Slots struct{ free chan struct{} }
 
-// NewSlots makes n; 0: as many as the process has cores.
+// NewSlots makes n; 0: half as many as the process has cores, which leaves the
+// others to a PostgreSQL on the same machine and to who waits for an answer.
 func NewSlots(n int) *Slots {
 	if n <= 0 {
-		n = runtime.GOMAXPROCS(0)
+		n = max(1, runtime.GOMAXPROCS(0)/2)
 	}
 	return &Slots{make(chan struct{}, n)}
 }

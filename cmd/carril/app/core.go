@@ -163,7 +163,7 @@ func (a *App) connect(ctx context.Context) error {
 	a.redis = redis.NewClient(opt)
 	a.stack.OnStop("redis client", func() { _ = a.redis.Close() })
 	a.streams = stream.NewMetrics(a.reg)
-	a.slots = stream.NewSlots(0)
+	a.slots = stream.NewSlots(a.set.CatchUp)
 	return nil
 }
 

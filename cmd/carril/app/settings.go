@@ -67,6 +67,7 @@ type Settings struct {
 	OpsRemote bool `name:"ops-remote" env:"CARRIL_OPS_REMOTE" help:"Let the ops listener be reached from other machines: it asks for no key." group:"listen"`
 
 	InstanceID string        `name:"instance-id" env:"CARRIL_INSTANCE_ID" help:"Names this replica for ever (a pod's name): a restart gets its partitions back at once." group:"process"`
+	CatchUp    int           `name:"catch-up" env:"CARRIL_CATCH_UP" default:"0" help:"Large batches that the process applies at once while its stages catch up; 0 is half its cores. More drain a backlog faster, at the cost of what else runs there and in PostgreSQL." group:"process"`
 	Drain      time.Duration `name:"drain" env:"CARRIL_DRAIN" default:"25s" help:"Longest a shutdown may take." group:"process"`
 	LogLevel   string        `name:"log-level" env:"CARRIL_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"debug, info, warn or error." group:"process"`
 }
@@ -140,6 +141,9 @@ func (s *Settings) Validate() error {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
 			return configError(name, "%q is not host:port", addr)
 		}
+	}
+	if s.CatchUp < 0 {
+		return configError("catch-up", "is negative")
 	}
 	if s.AuthFailures < 1 {
 		return configError("auth-failures", "must be at least 1")
