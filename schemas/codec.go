@@ -220,11 +220,11 @@ func (c *Codec) writer(ctx context.Context, topic string) (writer, error) {
 		return writer{}, err
 	}
 	subject := Subject(c.prefix + topic)
-	ss, err := c.reg.CreateSchema(ctx, subject, sr.Schema{Schema: src, Type: sr.TypeAvro})
+	id, err := register(ctx, c.reg, subject, src)
 	if err != nil {
-		return writer{}, registryError("register "+subject, err)
+		return writer{}, err
 	}
-	w = writer{int32(ss.ID), c.readers[name]}
+	w = writer{int32(id), c.readers[name]}
 	c.mu.Lock()
 	c.writers[topic] = w
 	c.mu.Unlock()

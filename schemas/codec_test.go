@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -171,6 +172,34 @@ func TestRegistryAwayIsNotMalformed(t *testing.T) { // faults F16
 	down = false
 	require.NoError(t, reader.Decode(t.Context(), TopicProviderEvents, data, &out), "the failure to ask was not remembered")
 	require.Equal(t, "resend", out.Provider)
+}
+
+// A registration that is not found is no fault of the record's: a registry may
+// say so while another subject of the same content goes.
+func TestARegistrationThatIsNotFoundIsRepeated(t *testing.T) {
+	t.Parallel()
+	var misses atomic.Int32
+	reg := srfake.New()
+	t.Cleanup(reg.Close)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && misses.Add(-1) >= 0 {
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = w.Write([]byte(`{"error_code":404,"message":"No artifact with that ID"}`))
+			return
+		}
+		reg.Handler().ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	cl, err := sr.NewClient(sr.URLs(front.URL))
+	require.NoError(t, err)
+	misses.Store(2)
+	require.NoError(t, Register(t.Context(), cl, "", []string{"email"}))
+	misses.Store(1000)
+	c, err := NewCodec(cl, "other.")
+	require.NoError(t, err)
+	_, err = c.Encode(t.Context(), nil, TopicProviderEvents, &ProviderEvent{Provider: "resend"})
+	require.ErrorIs(t, err, ErrRegistryAway)
+	require.NotErrorIs(t, err, ErrMalformed)
 }
 
 // What is written by hand is what the codec writes, to the byte.
