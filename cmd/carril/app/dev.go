@@ -37,37 +37,39 @@ type Dev struct {
 
 // StartDev starts it on a data folder. What set names replaces the embedded
 // part of its kind.
-func StartDev(ctx context.Context, set Settings, dir string, log *slog.Logger) (d *Dev, err error) {
-	dir, err = filepath.Abs(dir)
+func StartDev(ctx context.Context, set Settings, dir string, log *slog.Logger) (*Dev, error) {
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("find the data folder: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
-	d = &Dev{dir: dir}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.Stop())
-		}
-	}()
-	if err := d.startParts(ctx, &set, dir, log); err != nil {
-		return nil, err
+	d := &Dev{dir: dir}
+	if err := d.start(ctx, set, log); err != nil {
+		return nil, errors.Join(err, d.Stop())
 	}
-	if err := d.prepare(ctx, &set, dir); err != nil {
-		return nil, err
+	return d, nil
+}
+
+func (d *Dev) start(ctx context.Context, set Settings, log *slog.Logger) (err error) {
+	if err := d.startParts(ctx, &set, d.dir, log); err != nil {
+		return err
+	}
+	if err := d.prepare(ctx, &set, d.dir); err != nil {
+		return err
 	}
 	if d.App, err = Start(ctx, set, AllRoles(), log); err != nil {
-		return nil, err
+		return err
 	}
 	secret, err := signature.ParseSecret(d.Demo.ProviderSecret)
 	if err != nil {
-		return nil, fmt.Errorf("read the demo's secrets: %w", err)
+		return fmt.Errorf("read the demo's secrets: %w", err)
 	}
 	if err := d.Sandbox.SetWebhook(d.API+"/v1/providers/resend/webhooks", secret); err != nil {
-		return nil, fmt.Errorf("point the sandbox's webhooks here: %w", err)
+		return fmt.Errorf("point the sandbox's webhooks here: %w", err)
 	}
-	return d, d.subscribe(ctx)
+	return d.subscribe(ctx)
 }
 
 // startParts brings up what set does not name.

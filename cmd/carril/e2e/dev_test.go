@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -121,4 +122,17 @@ func TestDevSurvivesKillMinusNine(t *testing.T) {
 		require.NotEmpty(t, id, key)
 	}
 	require.Equal(t, n, idsFound(t, db, l))
+}
+
+// TestDevOnAFolderInUse says what is wrong, and harms nobody.
+func TestDevOnAFolderInUse(t *testing.T) {
+	t.Parallel()
+	data := dataFolder(t)
+	startDev(t, data)
+	_, err := tryCommand(nil, "dev", "--quiet", "--data", data, "--addr", "127.0.0.1:0")
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 1, exit.ExitCode())
+	require.Contains(t, string(exit.Stderr), "is in use by another process")
+	require.NotContains(t, string(exit.Stderr), "panic")
 }
