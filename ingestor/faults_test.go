@@ -25,6 +25,7 @@ import (
 	"github.com/softcrum/carril/ingestor/limit"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/schemas"
@@ -128,7 +129,7 @@ func (d *door) openKeys(t *testing.T) *apikey.Verifier {
 	pool, err := pgxpool.New(t.Context(), dsn)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	v, err := apikey.NewVerifier(apikey.Config{}, apikey.Deps{Store: apikey.NewPostgres(pool), Notifier: apikey.Listener{URL: dsn}, Metrics: d.reg})
+	v, err := apikey.NewVerifier(apikey.Config{}, apikey.Deps{Store: apikey.NewPostgres(pool), Notifier: pg.Listener{URL: dsn, Channel: apikey.Channel}, Metrics: d.reg})
 	require.NoError(t, err)
 	require.NoError(t, v.Start(t.Context()))
 	t.Cleanup(func() {

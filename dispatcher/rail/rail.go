@@ -206,6 +206,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.release(w.all(), true)
 	w.stop()
 	w.senders.Wait()
+	w.deps.Store.Wait()
 	stopBeside()
 	beside.Wait()
 	w.cl.CloseAllowingRebalance()

@@ -113,7 +113,7 @@ func (s *Store) askGates(ctx context.Context, tx pgx.Tx, b *pgx.Batch, fs []*fre
 	for _, f := range fs {
 		var mine []gates.Verdict
 		mine, verdicts = verdicts[:len(f.left)], verdicts[len(f.left):]
-		if why, waits := waiting(mine); waits {
+		if why, waits := waitsFor(mine); waits {
 			held = append(held, finished{&f.Claimed, Step{State: StateHeld, Reason: string(why)}})
 			continue
 		}
@@ -123,7 +123,7 @@ func (s *Store) askGates(ctx context.Context, tx pgx.Tx, b *pgx.Batch, fs []*fre
 	return on, held, nil
 }
 
-func waiting(vs []gates.Verdict) (gates.Reason, bool) {
+func waitsFor(vs []gates.Verdict) (gates.Reason, bool) {
 	for _, v := range vs {
 		if !v.Open && v.Reason.Waits() {
 			return v.Reason, true

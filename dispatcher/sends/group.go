@@ -17,6 +17,8 @@ const maxGroup = 64
 type group[T any] struct {
 	work func(ctx context.Context, items []T) []error
 
+	leads sync.WaitGroup
+
 	mu      sync.Mutex
 	busy    bool
 	waiting []member[T]
@@ -41,7 +43,7 @@ func (g *group[T]) offer(items []T) {
 	g.busy = g.busy || lead
 	g.mu.Unlock()
 	if lead {
-		go g.rounds()
+		g.leads.Go(g.rounds)
 	}
 }
 
@@ -55,7 +57,7 @@ func (g *group[T]) do(ctx context.Context, item T) error {
 	g.busy = true
 	g.mu.Unlock()
 	if lead {
-		go g.rounds()
+		g.leads.Go(g.rounds)
 	}
 	select {
 	case err := <-m.done:

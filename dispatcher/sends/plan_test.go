@@ -1,7 +1,6 @@
 package sends_test
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -57,7 +56,7 @@ FROM generate_series(1, $2::int) i`, worker, depth, state)
 				read[name] = map[int]int{}
 			}
 			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				read[name][depth] = pages(t, tx, q.sql, q.args...)
+				read[name][depth] = testkit.Pages(t, tx, q.sql, q.args...)
 				return nil
 			}))
 		}
@@ -66,19 +65,4 @@ FROM generate_series(1, $2::int) i`, worker, depth, state)
 		require.Less(t, at[20_000], 50*40, "%s: %v", name, at)
 		t.Logf("%s: pages by depth: %v", name, at)
 	}
-}
-
-// pages is how many pages a statement touches.
-func pages(t *testing.T, tx pgx.Tx, sql string, args ...any) int {
-	t.Helper()
-	var out []byte
-	require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) "+sql, args...).Scan(&out))
-	var plans []struct {
-		Plan struct {
-			Hit  int `json:"Shared Hit Blocks"`
-			Read int `json:"Shared Read Blocks"`
-		}
-	}
-	require.NoError(t, json.Unmarshal(out, &plans))
-	return plans[0].Plan.Hit + plans[0].Plan.Read
 }

@@ -125,6 +125,14 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	return s, nil
 }
 
+// Wait waits for what the store does for callers that are gone: nobody may call
+// it any more.
+func (s *Store) Wait() {
+	s.claims.leads.Wait()
+	s.steps.leads.Wait()
+	s.refills.leads.Wait()
+}
+
 // CreditsFor is how many of a tenant's jobs may stand in a transactional topic
 // whose provider takes so many requests a second: what a second passes, between
 // 4 and 200. With 200 for everyone, the codes of a quiet tenant lie unread

@@ -1,7 +1,6 @@
 package webhook_test
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/webhook"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/testkit"
 )
 
 // A day's partition is written and read before it has statistics, and a dead
@@ -42,29 +42,14 @@ FROM generate_series(1, $3::int) i`, endpoint, b.tenant, depth)
 			if err := webhook.ByIndex(t.Context(), tx); err != nil {
 				return err
 			}
-			claims[depth] = pages(t, tx, webhook.DueSQL, time.Now().Add(-24*time.Hour), endpoint, 50, 16, 2048)
+			claims[depth] = testkit.Pages(t, tx, webhook.DueSQL, time.Now().Add(-24*time.Hour), endpoint, 50, 16, 2048)
 			return nil
 		}))
 		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-			results[depth] = pages(t, tx, webhook.UpdateSQL, time.Now().Add(-time.Hour), time.Now(), uuid.New(), created, id, state, counted, wait, make([]bool, 50), make([]string, 50))
+			results[depth] = testkit.Pages(t, tx, webhook.UpdateSQL, time.Now().Add(-time.Hour), time.Now(), uuid.New(), created, id, state, counted, wait, make([]bool, 50), make([]string, 50))
 			return nil
 		}))
 	}
 	require.Less(t, claims[20_000], 3*claims[500], "%v", claims)
 	require.Less(t, results[20_000], 3*results[500], "%v", results)
-}
-
-// pages is how many pages a statement touches.
-func pages(t *testing.T, tx pgx.Tx, sql string, args ...any) int {
-	t.Helper()
-	var out []byte
-	require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) "+sql, args...).Scan(&out))
-	var plans []struct {
-		Plan struct {
-			Hit  int `json:"Shared Hit Blocks"`
-			Read int `json:"Shared Read Blocks"`
-		}
-	}
-	require.NoError(t, json.Unmarshal(out, &plans))
-	return plans[0].Plan.Hit + plans[0].Plan.Read
 }

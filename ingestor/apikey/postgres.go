@@ -175,63 +175,6 @@ func (s *Postgres) Rotate(ctx context.Context, keyID string, overlap time.Durati
 	return text, k, nil
 }
 
-// channel is what the trigger on core.api_keys notifies.
-const channel = "carril_keys"
-
-// Listener hears of changed keys over a connection of its own.
-type Listener struct {
-	URL string // straight to PostgreSQL, not through a transaction pooler
-	// Ping is how often a quiet connection is asked whether it is alive, and how
-	// long it may take to answer: one can end without a word. Default 10 s.
-	Ping time.Duration
-}
-
-// Listen implements Notifier.
-func (l Listener) Listen(ctx context.Context, listening func(), changed func(keyID string)) error {
-	fill(&l.Ping, 10*time.Second)
-	conn, err := l.connect(ctx)
-	if err != nil {
-		return fmt.Errorf("listen for changed api keys: %w", err)
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = conn.Close(ctx)
-	}()
-	listening()
-	for {
-		if err := l.next(ctx, conn, changed); err != nil {
-			return fmt.Errorf("listen for changed api keys: %w", err)
-		}
-	}
-}
-
-func (l Listener) connect(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.Ping)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, l.URL)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
-		_ = conn.Close(ctx)
-		return nil, err
-	}
-	return conn, nil
-}
-
-func (l Listener) next(ctx context.Context, conn *pgx.Conn, changed func(string)) error {
-	wait, cancel := context.WithTimeout(ctx, l.Ping)
-	defer cancel()
-	n, err := conn.WaitForNotification(wait)
-	if err == nil {
-		changed(n.Payload)
-		return nil
-	}
-	if ctx.Err() != nil || wait.Err() == nil {
-		return err
-	}
-	ping, cancel := context.WithTimeout(ctx, l.Ping)
-	defer cancel()
-	return conn.Ping(ping)
-}
+// Channel is where the triggers on keys, tenants and plans name the keys that
+// changed; a pg.Listener of it is a Notifier.
+const Channel = "carril_keys"

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
 )
 
@@ -100,7 +101,7 @@ func TestPostgres(t *testing.T) {
 		text, old, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{Listener{URL: dsn}, on})
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn}, on})
 		<-on
 		_, err = v.Verify(ctx, text)
 		require.NoError(t, err)
@@ -112,7 +113,7 @@ func TestPostgres(t *testing.T) {
 		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{Listener{URL: dsn}, on})
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn}, on})
 		<-on
 		_, err = v.Verify(ctx, text)
 		require.NoError(t, err)
@@ -176,7 +177,7 @@ func TestPostgres(t *testing.T) {
 		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{Listener{URL: dsn, Ping: time.Second}, on})
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn, Ping: time.Second}, on})
 		<-on
 		_, err = v.Verify(ctx, text)
 		require.NoError(t, err)
@@ -189,7 +190,7 @@ func TestPostgres(t *testing.T) {
 		text, _, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{Listener{URL: dsn}, on}) // whose keys are fresh for 30 s
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn}, on}) // whose keys are fresh for 30 s
 		<-on
 		for _, change := range []struct {
 			sql   string
@@ -216,7 +217,7 @@ func TestPostgres(t *testing.T) {
 		proxy := testkit.NewProxy(t, u.Host)
 		u.Host = proxy.Addr()
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{Listener{URL: u.String(), Ping: 100 * time.Millisecond}, on})
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: u.String(), Ping: 100 * time.Millisecond}, on})
 		<-on
 		_, err = v.Verify(ctx, text)
 		require.NoError(t, err)
@@ -232,7 +233,7 @@ func TestPostgres(t *testing.T) {
 
 // tap reports when a listener hears.
 type tap struct {
-	Listener
+	pg.Listener
 	on chan struct{}
 }
 

@@ -2,8 +2,9 @@ package apikey
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
+
+	"github.com/softcrum/carril/internal/pg"
 )
 
 // Start listens for changed keys and writes last_used_at in the background,
@@ -37,27 +38,11 @@ func (v *Verifier) Stop(ctx context.Context) error {
 	}
 }
 
-// The waits between two connections that listen; each is drawn around a value
-// that doubles from the first to the second.
-const shortestWait, longestWait = 100 * time.Millisecond, 5 * time.Second
-
 // listen hears of changes over one connection after the other.
 func (v *Verifier) listen(ctx context.Context) {
-	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
-		err := v.deps.Notifier.Listen(ctx, func() {
-			v.cache.mistrust(v.deps.Now())
-			wait = shortestWait
-		}, v.cache.changed)
-		if ctx.Err() != nil {
-			return
-		}
+	pg.KeepListening(ctx, v.deps.Notifier.Listen, func() { v.cache.mistrust(v.deps.Now()) }, v.cache.changed, func(err error) {
 		v.deps.Log.Warn("api keys: not hearing of revocations, which take effect when cached keys get old", "error", err)
-		select {
-		case <-time.After(wait/2 + rand.N(wait)):
-		case <-ctx.Done():
-			return
-		}
-	}
+	})
 }
 
 func (v *Verifier) touchEvery(ctx context.Context) {

@@ -12,7 +12,6 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
 
-	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/httpserver"
 )
@@ -71,35 +70,17 @@ func (m *Routes) mountEndpoints(r chi.Router) {
 	r.Post(one+"/rotate-secret", m.endpoints(m.rotateSecret, http.StatusOK))
 }
 
-// endpoints authorizes a request and answers with what f gives, under the
-// status that a success has here.
+// endpoints is a route on a tenant's endpoints.
 func (m *Routes) endpoints(f work, success int) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		p, problem := apikey.AuthorizeTenant(m.deps.Keys, r, ScopeWebhooks)
-		var answer any
-		var err error
-		if problem == nil {
-			ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
-			defer cancel()
-			answer, problem, err = f(ctx, r, p.TenantID)
-		}
+	return m.tenant(ScopeWebhooks, success, func(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error) {
+		answer, problem, err := f(ctx, r, tenant)
 		var refused refusal
-		switch {
-		case problem != nil:
-			problem.Write(w, r)
-		case errors.As(err, &refused):
+		if errors.As(err, &refused) {
 			code, pointer, detail := refused.Problem()
-			(&httpserver.Problem{Status: http.StatusUnprocessableEntity, Code: code, Title: "The endpoint is not taken", Pointer: pointer, Detail: detail}).Write(w, r)
-		case err == nil && success == http.StatusNoContent:
-			w.WriteHeader(http.StatusNoContent)
-		case err == nil && success != http.StatusOK:
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(success)
-			writeJSON(w, answer)
-		default:
-			m.reply(w, r, answer, err)
+			return nil, &httpserver.Problem{Status: http.StatusUnprocessableEntity, Code: code, Title: "The endpoint is not taken", Pointer: pointer, Detail: detail}, nil
 		}
-	}
+		return answer, problem, err
+	})
 }
 
 // endpoint does something with the endpoint that the path names.

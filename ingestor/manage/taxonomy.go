@@ -45,10 +45,11 @@ func (m *Routes) mountTaxonomy(r chi.Router) {
 // work does what a request for a tenant asks; it gives the answer, nil for none.
 type work func(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error)
 
-// taxonomy authorizes a request and answers with what f gives.
-func (m *Routes) taxonomy(f work) http.HandlerFunc {
+// tenant authorizes a tenant's request and answers with what f gives, under the
+// status that a success has here; 204 where f gives nothing.
+func (m *Routes) tenant(scope string, success int, f work) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		p, problem := apikey.AuthorizeTenant(m.deps.Keys, r, ScopeTaxonomy)
+		p, problem := apikey.AuthorizeTenant(m.deps.Keys, r, scope)
 		var answer any
 		var err error
 		if problem == nil {
@@ -59,14 +60,27 @@ func (m *Routes) taxonomy(f work) http.HandlerFunc {
 		switch {
 		case problem != nil:
 			problem.Write(w, r)
-		case errors.Is(err, taxonomy.ErrNone):
-			httpserver.NotFound(w, r)
-		case err == nil && answer == nil:
+		case err != nil:
+			m.reply(w, r, nil, err)
+		case answer == nil:
 			w.WriteHeader(http.StatusNoContent)
 		default:
-			m.reply(w, r, answer, err)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(success)
+			writeJSON(w, answer)
 		}
 	}
+}
+
+// taxonomy is a route on a tenant's schemas.
+func (m *Routes) taxonomy(f work) http.HandlerFunc {
+	return m.tenant(ScopeTaxonomy, http.StatusOK, func(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error) {
+		answer, problem, err := f(ctx, r, tenant)
+		if errors.Is(err, taxonomy.ErrNone) {
+			err = ErrNotFound
+		}
+		return answer, problem, err
+	})
 }
 
 // named gives the event name of the path to f; a name that no event has is not

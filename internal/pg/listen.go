@@ -3,6 +3,7 @@ package pg
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -68,4 +69,30 @@ func (l Listener) next(ctx context.Context, conn *pgx.Conn, heard func(string)) 
 	ping, cancel := context.WithTimeout(ctx, l.Ping)
 	defer cancel()
 	return conn.Ping(ping)
+}
+
+// The waits between two connections that listen; each is drawn around a value
+// that doubles from the first to the second.
+const shortestWait, longestWait = 100 * time.Millisecond, 5 * time.Second
+
+// KeepListening listens over one connection after the other until ctx ends.
+// What changes between two of them goes unheard, so listening must not trust
+// what was known before. lost is told why a connection ended.
+func KeepListening(ctx context.Context, listen func(ctx context.Context, listening func(), heard func(payload string)) error,
+	listening func(), heard func(payload string), lost func(error)) {
+	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
+		err := listen(ctx, func() {
+			wait = shortestWait
+			listening()
+		}, heard)
+		if ctx.Err() != nil {
+			return
+		}
+		lost(err)
+		select {
+		case <-time.After(wait/2 + rand.N(wait)):
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/softcrum/carril/internal/pg"
 )
 
 // Mode is what becomes of events that do not match.
@@ -250,29 +251,14 @@ func (r *Registry) refreshLogged(ctx context.Context, tenant uuid.UUID) {
 	}
 }
 
-// The waits between two connections that listen.
-const shortestWait, longestWait = 100 * time.Millisecond, 5 * time.Second
-
 // listen hears of changes over one connection after the other. Between two of
 // them changes go unheard, so each begins with a read of all.
 func (r *Registry) listen(ctx context.Context) {
-	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
-		err := r.deps.Notifier.Listen(ctx, func() {
-			wait = shortestWait
-			r.refreshLogged(ctx, uuid.Nil)
-		}, func(tenant string) {
-			if id, err := uuid.Parse(tenant); err == nil {
-				r.refreshLogged(ctx, id)
-			}
-		})
-		if ctx.Err() != nil {
-			return
+	pg.KeepListening(ctx, r.deps.Notifier.Listen, func() { r.refreshLogged(ctx, uuid.Nil) }, func(tenant string) {
+		if id, err := uuid.Parse(tenant); err == nil {
+			r.refreshLogged(ctx, id)
 		}
+	}, func(err error) {
 		r.deps.Log.Warn("taxonomy: not hearing of changes, which take effect with the next read", "error", err)
-		select {
-		case <-time.After(wait/2 + rand.N(wait)):
-		case <-ctx.Done():
-			return
-		}
-	}
+	})
 }

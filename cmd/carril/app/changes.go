@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"time"
 
 	"github.com/softcrum/carril/internal/pg"
 )
@@ -39,17 +38,9 @@ func (a *App) hearChanges() {
 		}
 	}
 	a.stack.Go(lifecyclePart("configuration changes", func(ctx context.Context) error {
-		for {
-			err := l.Listen(ctx, all, heard)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
+		pg.KeepListening(ctx, l.Listen, all, heard, func(err error) {
 			a.log.Warn("changes of the configuration are seen by their age alone for now", "error", err)
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(time.Second):
-			}
-		}
+		})
+		return ctx.Err()
 	}))
 }

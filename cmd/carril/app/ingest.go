@@ -31,7 +31,7 @@ import (
 // startIngest opens the front door: the runtime API, the providers' webhooks
 // and the management reads.
 func (a *App) startIngest(ctx context.Context) error {
-	keys, err := apikey.NewVerifier(apikey.Config{}, apikey.Deps{Store: apikey.NewPostgres(a.side), Notifier: apikey.Listener{URL: a.set.direct()},
+	keys, err := apikey.NewVerifier(apikey.Config{}, apikey.Deps{Store: apikey.NewPostgres(a.side), Notifier: pg.Listener{URL: a.set.direct(), Channel: apikey.Channel},
 		Log: a.log, Metrics: a.reg})
 	if err != nil {
 		return err
