@@ -10,6 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/softcrum/carril/internal/kafka"
 )
 
 func (w *Worker) connect() error {
@@ -40,10 +42,10 @@ func (w *Worker) connect() error {
 	if w.cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(w.cfg.InstanceID))
 	}
-	if w.cl, err = kgo.NewClient(opts...); err != nil {
+	opts = append(opts, kafka.Made(func(cl *kgo.Client) { w.cl, w.adm = cl, kadm.NewClient(cl) }))
+	if _, err = kgo.NewClient(opts...); err != nil {
 		return fmt.Errorf("make the consumer of rail %s: %w", w.stage, err)
 	}
-	w.adm = kadm.NewClient(w.cl)
 	return nil
 }
 

@@ -77,6 +77,15 @@ func (c Config) Opts() ([]kgo.Opt, error) {
 	return opts, nil
 }
 
+// Made calls f with a client before anything of the client runs: callbacks of a
+// group may come before kgo.NewClient has returned, and use what f sets.
+func Made(f func(*kgo.Client)) kgo.Opt { return kgo.WithHooks(made(f)) }
+
+type made func(*kgo.Client)
+
+// OnNewClient implements kgo.HookNewClient.
+func (f made) OnNewClient(cl *kgo.Client) { f(cl) }
+
 // NewProducer makes a client that produces with acks from all in-sync replicas
 // and idempotence, and never creates a topic.
 func (c Config) NewProducer(extra ...kgo.Opt) (*kgo.Client, error) {

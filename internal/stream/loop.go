@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/softcrum/carril/internal/db/streamdb"
+	"github.com/softcrum/carril/internal/kafka"
 )
 
 // errRetake asks for a fresh take-over of a partition that is still ours.
@@ -71,10 +72,10 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 	if cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(cfg.InstanceID))
 	}
-	if l.cl, err = kgo.NewClient(append(opts, deps.KgoExtra...)...); err != nil {
+	opts = append(opts, kafka.Made(func(cl *kgo.Client) { l.cl, l.adm = cl, kadm.NewClient(cl) }))
+	if _, err = kgo.NewClient(append(opts, deps.KgoExtra...)...); err != nil {
 		return nil, fmt.Errorf("make the consumer of stage %s: %w", cfg.Stage, err)
 	}
-	l.adm = kadm.NewClient(l.cl)
 	return l, nil
 }
 
