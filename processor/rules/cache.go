@@ -2,8 +2,6 @@ package rules
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/softcrum/carril/internal/db/processordb"
+	"github.com/softcrum/carril/internal/rule"
 )
 
 // Cache holds the compiled rules of each tenant by event name. It reads a
@@ -27,7 +25,7 @@ type Cache struct {
 }
 
 type tenantRules struct {
-	byName map[string][]*Rule
+	byName map[string][]rule.Versions
 	until  time.Time
 }
 
@@ -46,48 +44,70 @@ func (c *Cache) Forget() {
 	c.mu.Unlock()
 }
 
-func (c *Cache) rules(ctx context.Context, tenant uuid.UUID, event string) ([]*Rule, error) {
+// of gives a tenant's rules that any of their versions makes about an event.
+func (c *Cache) of(ctx context.Context, tenant uuid.UUID, event string) ([]rule.Versions, error) {
 	c.mu.Lock()
 	t, ok := c.have[tenant]
 	c.mu.Unlock()
 	if ok && time.Now().Before(t.until) {
 		return t.byName[event], nil
 	}
-	rules, err := c.load(ctx, tenant)
+	byName, err := c.load(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
-	t = tenantRules{byName: map[string][]*Rule{}, until: time.Now().Add(c.life)}
-	for _, r := range rules {
-		t.byName[r.EventName] = append(t.byName[r.EventName], r)
-	}
 	c.mu.Lock()
-	c.have[tenant] = t
+	c.have[tenant] = tenantRules{byName, time.Now().Add(c.life)}
 	c.mu.Unlock()
-	return t.byName[event], nil
+	return byName[event], nil
 }
 
-// load reads the newest version of each enabled rule. One that does not compile
-// (it was written past the checks) is left out and logged.
-func (c *Cache) load(ctx context.Context, tenant uuid.UUID) ([]*Rule, error) {
-	rows, err := processordb.New(c.pool).NewestRules(ctx, tenant)
+// load reads and compiles a tenant's rules. A version that does not compile (it
+// was written past the checks) is left out and logged.
+func (c *Cache) load(ctx context.Context, tenant uuid.UUID) (map[string][]rule.Versions, error) {
+	rows, err := rule.Judging(ctx, c.pool, tenant)
 	if err != nil {
-		return nil, fmt.Errorf("read rules: %w", err)
+		return nil, err
 	}
-	var out []*Rule
-	for _, row := range rows {
-		r := Rule{ID: row.RuleID, Version: int(row.Version), EventName: row.EventName, Condition: row.Condition,
-			ValidFrom: time.Unix(row.ValidFrom, 0), ValidUntil: time.Unix(row.ValidUntil, 0)}
-		if err := json.Unmarshal(row.Actions, &r.Actions); err != nil {
-			c.log.Error("rule left out", "tenant_id", tenant, "rule_id", r.ID, "error", err)
-			continue
+	byName := map[string][]rule.Versions{}
+	for len(rows) > 0 {
+		n := 1
+		for n < len(rows) && rows[n].ID == rows[0].ID {
+			n++
 		}
-		compiled, err := Compile(r)
+		versions := c.compile(tenant, rows[:n])
+		names := map[string]bool{}
+		for _, r := range versions {
+			if !names[r.EventName] {
+				names[r.EventName] = true
+				byName[r.EventName] = append(byName[r.EventName], versions)
+			}
+		}
+		rows = rows[n:]
+	}
+	return byName, nil
+}
+
+// compile compiles the versions of one rule that can still judge an event: none
+// of a rule that is off, and none behind one that judges for all time.
+func (c *Cache) compile(tenant uuid.UUID, rows []*rule.Rule) rule.Versions {
+	if !rows[0].Enabled {
+		return nil
+	}
+	var versions rule.Versions
+	for i, r := range rows {
+		compiled, err := rule.Compile(*r)
 		if err != nil {
-			c.log.Error("rule left out", "tenant_id", tenant, "rule_id", r.ID, "error", err)
+			c.log.Error("rule left out", "tenant_id", tenant, "rule_id", r.ID, "version", r.Version, "error", err)
+			if i == 0 { // an older version is not what the tenant wants now
+				return nil
+			}
 			continue
 		}
-		out = append(out, compiled)
+		versions = append(versions, compiled)
+		if r.ValidFrom == nil && r.ValidUntil == nil {
+			break
+		}
 	}
-	return out, nil
+	return versions
 }

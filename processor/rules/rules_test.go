@@ -5,10 +5,12 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/rule"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/processor/rules"
 	"github.com/softcrum/carril/processor/stagetest"
@@ -93,25 +95,156 @@ func TestRules(t *testing.T) {
 	})
 }
 
-func TestCompileRefuses(t *testing.T) {
-	ok := []rules.Action{{Type: "points", Points: 1}}
-	for name, r := range map[string]rules.Rule{
-		"NoAction":        {},
-		"UnknownAction":   {Actions: []rules.Action{{Type: "explode"}}},
-		"ZeroPoints":      {Actions: []rules.Action{{Type: "points"}}},
-		"UnknownCategory": {Actions: []rules.Action{{Type: "notify", Channel: "email", TemplateID: "t", Category: "urgent"}}},
-		"NoTemplate":      {Actions: []rules.Action{{Type: "notify", Channel: "email", Category: "marketing"}}},
-		"AgeWithoutUnit":  {Actions: []rules.Action{{Type: "notify", Channel: "email", TemplateID: "t", Category: "product", MaxAge: "24"}}},
-		"Syntax":          {Actions: ok, Condition: "properties.total >"},
-		"NotABool":        {Actions: ok, Condition: "1 + 1"},
-		"UnknownName":     {Actions: ok, Condition: "secrets.x == 1"},
-		"TooLong":         {Actions: ok, Condition: string(make([]byte, 5000))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := rules.Compile(r)
-			require.Error(t, err)
-		})
+func TestCaps(t *testing.T) {
+	t.Parallel()
+	capped := func(b *stagetest.Bench, count int, window string, actions string) uuid.UUID {
+		id := ids.New()
+		b.Exec(`INSERT INTO core.rules (tenant_id, rule_id, version, name, event_name, actions, cap_count, cap_window)
+VALUES ($1, $2, 1, 'r', 'invoice.paid', $3, $4, nullif($5, ''))`, b.Tenant, id, actions, count, window)
+		return id
 	}
-	_, err := rules.Compile(rules.Rule{Actions: ok, Condition: `properties.exists(k, k == "x")`})
+	at := func(b *stagetest.Bench, key string, hours int, contact string) schemas.EventTracked {
+		e := tracked(b, key, "invoice.paid", `{}`)
+		e.OccurredAt = e.OccurredAt.Add(time.Duration(hours) * time.Hour)
+		e.ContactID = uuid.NewSHA1(b.Tenant, []byte(contact))
+		return e
+	}
+	fired := func(b *stagetest.Bench, outcome string) []string {
+		rows, err := b.Side.Query(b.T.Context(), `SELECT correlation_id FROM core.points_ledger WHERE outcome = $1 ORDER BY 1`, outcome)
+		require.NoError(b.T, err)
+		keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(b.T, err)
+		return keys
+	}
+
+	t.Run("HoldWithinABatchAndAcrossThem", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		capped(b, 2, "", receipt)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "a", 0, "x"), at(b, "b", 0, "x"), at(b, "c", 0, "x"), at(b, "d", 0, "y"))
+		run(b)
+		b.Await(4, `SELECT count(*) FROM core.points_ledger`)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "e", -500, "x"), at(b, "f", 0, "y"))
+		b.Await(6, `SELECT count(*) FROM core.points_ledger`)
+		require.Equal(t, []string{"corr-a", "corr-b", "corr-d", "corr-f"}, fired(b, "fired"))
+		require.Equal(t, []string{"corr-c", "corr-e"}, fired(b, "capped"))
+		require.Equal(t, 40, b.Count(`SELECT sum(balance) FROM core.points_balances`))
+		require.Zero(t, b.Count(`SELECT sum(points) FROM core.points_ledger WHERE outcome = 'capped'`))
+		require.Len(t, stagetest.Read[schemas.NotificationRequested](b, schemas.TopicRequestedTransactional, 4), 4)
+	})
+
+	t.Run("HoldInAnyWindowWhateverTheOrder", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		capped(b, 2, "24h", `[{"type":"points","points":1}]`)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "a", -30, "x"), at(b, "b", -10, "x"))
+		run(b)
+		b.Await(2, `SELECT count(*) FROM core.points_ledger`)
+		// between the two: 24 h that hold all three; a day later: not
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "c", -20, "x"), at(b, "d", -5, "x"), at(b, "e", 0, "x"))
+		b.Await(5, `SELECT count(*) FROM core.points_ledger`)
+		require.Equal(t, []string{"corr-a", "corr-b", "corr-d"}, fired(b, "fired"))
+		require.Equal(t, []string{"corr-c", "corr-e"}, fired(b, "capped"))
+	})
+
+	t.Run("KeepARepeatFromFiringLater", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		id := capped(b, 1, "", `[{"type":"points","points":1}]`)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "a", 0, "x"), at(b, "b", 0, "x"))
+		run(b)
+		b.Await(2, `SELECT count(*) FROM core.points_ledger`)
+		b.Exec(`INSERT INTO core.rules (tenant_id, rule_id, version, name, event_name, actions) SELECT tenant_id, rule_id, 2, name, event_name, actions
+FROM core.rules WHERE rule_id = $1`, id) // the cap is gone
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "b", 0, "x"))
+		b.Eventually("the uncapped version is read", func() bool {
+			stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, ids.New().String(), 0, "x"))
+			return b.Count(`SELECT count(*) FROM core.points_ledger WHERE outcome = 'fired' AND rule_version = 2`) > 0
+		})
+		require.Contains(t, fired(b, "capped"), "corr-b")
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.points_ledger WHERE correlation_id = 'corr-b' AND outcome = 'fired'`))
+	})
+
+	t.Run("CountAPersonWhoWasTwoContacts", func(t *testing.T) {
+		t.Parallel()
+		b := stagetest.New(t)
+		capped(b, 2, "", `[{"type":"points","points":1}]`)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "a", 0, "x"), at(b, "b", 0, "y"))
+		run(b)
+		b.Await(2, `SELECT count(*) FROM core.points_ledger`)
+		x, y := uuid.NewSHA1(b.Tenant, []byte("x")), uuid.NewSHA1(b.Tenant, []byte("y"))
+		b.Exec(`INSERT INTO core.contacts (tenant_id, contact_id, cell_id, known) VALUES ($1, $2, 'cell-1', true), ($1, $3, 'cell-1', false)`, b.Tenant, x, y)
+		b.Exec(`INSERT INTO core.contact_merges (tenant_id, from_contact, into_contact) VALUES ($1, $2, $3)`, b.Tenant, y, x)
+		stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, at(b, "c", 0, "x"), at(b, "d", 0, "y"), at(b, "e", 0, "z"))
+		b.Await(5, `SELECT count(*) FROM core.points_ledger`)
+		require.Equal(t, []string{"corr-c", "corr-d"}, fired(b, "capped"))
+	})
+}
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	b := stagetest.New(t)
+	store := rule.NewStore(b.Side)
+	draft := rule.Rule{ID: ids.New(), Name: "r", EventName: "invoice.paid", Condition: "true", Enabled: true, Actions: []rule.Action{{Type: "points", Points: 1}}}
+	_, err := store.Put(t.Context(), b.Tenant, draft)
 	require.NoError(t, err)
+	draft.Actions = []rule.Action{{Type: "points", Points: 100}}
+	_, err = store.Put(t.Context(), b.Tenant, draft)
+	require.NoError(t, err)
+	late, now := tracked(b, "late", "invoice.paid", `{}`), tracked(b, "now", "invoice.paid", `{}`)
+	late.OccurredAt = late.OccurredAt.Add(-time.Hour) // a till that was offline
+	now.OccurredAt = now.OccurredAt.Add(time.Minute)
+	stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, late, now)
+	run(b)
+	b.Await(2, `SELECT count(*) FROM core.points_ledger`)
+	require.Equal(t, 1, b.Count(`SELECT points FROM core.points_ledger WHERE correlation_id = 'corr-late' AND rule_version = 1`))
+	require.Equal(t, 100, b.Count(`SELECT points FROM core.points_ledger WHERE correlation_id = 'corr-now' AND rule_version = 2`))
+}
+
+func TestATenantHearsOfAConditionWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	b := stagetest.New(t)
+	id := addRule(b, "invoice.paid", `properties.secret > 1`, `[{"type":"points","points":1}]`)
+	addRule(b, "invoice.paid", `true`, `[{"type":"points","points":1}]`)
+	stagetest.Send(b, schemas.TopicEventTracked, b.Tenant, tracked(b, "a", "invoice.paid", `{"secret":"canary-7"}`), tracked(b, "b", "invoice.paid", `{"secret":"canary-7"}`),
+		tracked(b, "c", "invoice.paid", `{}`))
+	run(b)
+	b.Await(3, `SELECT count(*) FROM core.points_ledger`)
+	require.Equal(t, 2, b.Count(`SELECT count(*) FROM core.warnings WHERE kind = 'rule_failed' AND detail->>'rule_id' = $1`, id.String()), "one a cause, not one an event")
+	require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.warnings WHERE detail->>'cause' = 'no_such_key'`))
+	require.Zero(t, b.Count(`SELECT count(*) FROM core.warnings WHERE detail::text LIKE '%canary%'`), "nothing of the event")
+}
+
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	b := stagetest.New(t)
+	start := time.Date(2026, 11, 3, 0, 0, 0, 0, time.UTC)
+	b.Exec(`SELECT core.ensure_partition('core.tracked_events', $1)`, start)
+	add := func(n int, name string, contact string, hours int, payload string, historical bool) {
+		b.Exec(`INSERT INTO core.tracked_events (tenant_id, event_id, cell_id, contact_id, kind, event_name, properties, occurred_at, occurred_offset, received_at,
+    idempotency_key, correlation_id, retention_months, historical, lane, lane_seq)
+SELECT $1, gen_random_uuid(), 'cell-1', $2, 'track', $3, $4, $5::timestamptz + i * interval '1 second', 0, $5::timestamptz + interval '1 hour', 'k' || i, 'c', 13, $6, 1, i
+FROM generate_series(1, $7) i`, b.Tenant, uuid.NewSHA1(b.Tenant, []byte(contact)), name, payload, start.Add(time.Duration(hours)*time.Hour), historical, n)
+	}
+	add(4500, "invoice.paid", "x", 0, `{"total":10}`, false) // three pages
+	add(5, "invoice.paid", "y", 2, `{"total":1}`, false)
+	add(3, "invoice.paid", "y", 3, `{}`, false)
+	add(7, "invoice.paid", "y", 4, `{"total":10}`, true)
+	add(9, "other", "x", 0, `{"total":10}`, false)
+	r, err := rule.Compile(rule.Rule{EventName: "invoice.paid", Condition: "properties.total > 5", Enabled: true, Cap: &rule.Cap{Count: 100},
+		Actions: []rule.Action{{Type: "points", Points: 2}, {Type: "notify", Channel: "email", Category: "product", TemplateID: "t"}}})
+	require.NoError(t, err)
+	pages := 0
+	rep, err := rules.DryRun(t.Context(), b.Side, b.Tenant, r, start, start.Add(24*time.Hour), func(time.Time, int) { pages++ })
+	require.NoError(t, err)
+	require.Equal(t, 2, pages)
+	require.Len(t, rep.Samples, 5+5+3)
+	rep.Samples = nil
+	require.Equal(t, &rules.Report{Seen: 4515, Skipped: 7, Fired: 100, Capped: 4400, Points: 200, Messages: map[string]int{"email product": 100},
+		Failed: map[string]int{"no_such_key": 3}, Contacts: 1}, rep)
+	require.Zero(t, b.Count(`SELECT count(*) FROM core.points_ledger`), "nothing is written")
+
+	rep, err = rules.DryRun(t.Context(), b.Side, b.Tenant, r, start.Add(24*time.Hour), start.Add(48*time.Hour), nil)
+	require.NoError(t, err)
+	require.Zero(t, rep.Seen)
 }

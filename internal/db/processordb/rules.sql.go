@@ -32,10 +32,11 @@ func (q *Queries) AddPoints(ctx context.Context, arg AddPointsParams) error {
 }
 
 const enterPoints = `-- name: EnterPoints :many
-INSERT INTO core.points_ledger (tenant_id, event_id, rule_id, contact_id, points, correlation_id, occurred_at)
-SELECT t, e, r, c, p, x, o
+INSERT INTO core.points_ledger (tenant_id, event_id, rule_id, contact_id, points, correlation_id, occurred_at, rule_version, outcome)
+SELECT t, e, r, c, p, x, o, v, s
 FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::uuid[]), unnest($4::uuid[]),
-    unnest($5::bigint[]), unnest($6::text[]), unnest($7::timestamptz[])) AS u(t, e, r, c, p, x, o)
+    unnest($5::bigint[]), unnest($6::text[]), unnest($7::timestamptz[]),
+    unnest($8::integer[]), unnest($9::text[])) AS u(t, e, r, c, p, x, o, v, s)
 ON CONFLICT DO NOTHING RETURNING event_id, rule_id
 `
 
@@ -47,6 +48,8 @@ type EnterPointsParams struct {
 	Points       []int64
 	Correlations []string
 	Occurred     []time.Time
+	Versions     []int32
+	Outcomes     []string
 }
 
 type EnterPointsRow struct {
@@ -65,6 +68,8 @@ func (q *Queries) EnterPoints(ctx context.Context, arg EnterPointsParams) ([]Ent
 		arg.Points,
 		arg.Correlations,
 		arg.Occurred,
+		arg.Versions,
+		arg.Outcomes,
 	)
 	if err != nil {
 		return nil, err
@@ -84,42 +89,63 @@ func (q *Queries) EnterPoints(ctx context.Context, arg EnterPointsParams) ([]Ent
 	return items, nil
 }
 
-const newestRules = `-- name: NewestRules :many
-SELECT rule_id, version, event_name, condition, actions, extract(epoch FROM greatest(valid_from, '0001-01-01'))::bigint AS valid_from,
-    extract(epoch FROM least(valid_until, '9999-01-01'))::bigint AS valid_until
-FROM (SELECT DISTINCT ON (rule_id) tenant_id, rule_id, version, name, event_name, condition, actions, valid_from, valid_until, enabled, created_at FROM core.rules WHERE tenant_id = $1 ORDER BY rule_id, version DESC) r
-WHERE enabled ORDER BY rule_id
+const firedFor = `-- name: FiredFor :many
+WITH RECURSIVE asked AS (
+    SELECT u.t, u.r, u.c, u.f, u.l
+    FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::uuid[]), unnest($4::timestamptz[]),
+        unnest($5::timestamptz[])) AS u(t, r, c, f, l)
+), kin AS (
+    SELECT DISTINCT a.t, a.c AS head, a.c AS contact FROM asked a
+    UNION
+    SELECT k.t, k.head, m.from_contact FROM kin k
+    JOIN core.contact_merges m ON m.tenant_id = k.t AND m.into_contact = k.contact AND m.undone_at IS NULL
+)
+SELECT a.r::uuid AS rule_id, a.c::uuid AS contact_id, p.tenant_id, p.event_id, p.occurred_at
+FROM asked a
+JOIN kin k ON k.t = a.t AND k.head = a.c
+JOIN core.points_ledger p ON p.tenant_id = k.t AND p.contact_id = k.contact AND p.rule_id = a.r
+WHERE p.outcome = 'fired' AND p.occurred_at > a.f AND p.occurred_at < a.l
 `
 
-type NewestRulesRow struct {
-	RuleID     uuid.UUID
-	Version    int32
-	EventName  string
-	Condition  string
-	Actions    []byte
-	ValidFrom  int64
-	ValidUntil int64
+type FiredForParams struct {
+	Tenants  []uuid.UUID
+	Rules    []uuid.UUID
+	Contacts []uuid.UUID
+	After    []time.Time
+	Before   []time.Time
 }
 
-// The newest version of each of a tenant's rules, where that is enabled: an older
-// one never comes back. Infinite times are cut to what Go can hold.
-func (q *Queries) NewestRules(ctx context.Context, tenantID uuid.UUID) ([]NewestRulesRow, error) {
-	rows, err := q.db.Query(ctx, newestRules, tenantID)
+type FiredForRow struct {
+	RuleID     uuid.UUID
+	ContactID  uuid.UUID
+	TenantID   uuid.UUID
+	EventID    uuid.UUID
+	OccurredAt time.Time
+}
+
+// What rules with a cap have fired for contacts already, within the times given,
+// for the contacts themselves and for all that were merged into them.
+func (q *Queries) FiredFor(ctx context.Context, arg FiredForParams) ([]FiredForRow, error) {
+	rows, err := q.db.Query(ctx, firedFor,
+		arg.Tenants,
+		arg.Rules,
+		arg.Contacts,
+		arg.After,
+		arg.Before,
+	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []NewestRulesRow
+	var items []FiredForRow
 	for rows.Next() {
-		var i NewestRulesRow
+		var i FiredForRow
 		if err := rows.Scan(
 			&i.RuleID,
-			&i.Version,
-			&i.EventName,
-			&i.Condition,
-			&i.Actions,
-			&i.ValidFrom,
-			&i.ValidUntil,
+			&i.ContactID,
+			&i.TenantID,
+			&i.EventID,
+			&i.OccurredAt,
 		); err != nil {
 			return nil, err
 		}
@@ -129,4 +155,29 @@ func (q *Queries) NewestRules(ctx context.Context, tenantID uuid.UUID) ([]Newest
 		return nil, err
 	}
 	return items, nil
+}
+
+const warnOfRules = `-- name: WarnOfRules :exec
+INSERT INTO core.warnings (tenant_id, warning_id, event_id, kind, detail)
+SELECT t, w, e, 'rule_failed', d::jsonb
+FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::uuid[]), unnest($4::text[])) AS u(t, w, e, d)
+ON CONFLICT DO NOTHING
+`
+
+type WarnOfRulesParams struct {
+	Tenants  []uuid.UUID
+	Warnings []uuid.UUID
+	Events   []uuid.UUID
+	Details  []string
+}
+
+// That a condition had no answer, once an hour and version.
+func (q *Queries) WarnOfRules(ctx context.Context, arg WarnOfRulesParams) error {
+	_, err := q.db.Exec(ctx, warnOfRules,
+		arg.Tenants,
+		arg.Warnings,
+		arg.Events,
+		arg.Details,
+	)
+	return err
 }

@@ -1,9 +1,11 @@
-package rules
+package rule
 
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"cel.dev/cel-go/cel"
@@ -11,14 +13,24 @@ import (
 	"github.com/softcrum/carril/schemas"
 )
 
-// Limits of a condition: what one may be, and what one evaluation may cost.
+// Limits of a condition: what one may be, and what one evaluation may cost, in
+// CEL's units (about one a step).
 const (
-	maxConditionBytes = 4 << 10
-	costLimit         = 100_000
+	MaxCondition = 4 << 10 // bytes
+	CostLimit    = 100_000
+)
+
+// Why a condition gave no answer for an event. They are said to tenants, so they
+// carry nothing of the event.
+var (
+	ErrCost    = errors.New("cost_limit")    // it took more than CostLimit
+	ErrAbsent  = errors.New("no_such_key")   // it reads a property that the event has not
+	ErrNotBool = errors.New("not_a_bool")    // it gave something else than a truth value
+	ErrFailed  = errors.New("runtime_error") // a division by zero, a comparison of unlike things
 )
 
 // program is a compiled condition; nil is "always".
-type program struct{ p cel.Program }
+type program struct{ cel.Program }
 
 // compile makes a CEL condition over event (id, name, kind, occurred_at,
 // received_at, contact_id) and properties ready to run.
@@ -26,8 +38,8 @@ func compile(condition string) (*program, error) {
 	if condition == "" || condition == "true" {
 		return nil, nil
 	}
-	if len(condition) > maxConditionBytes {
-		return nil, fmt.Errorf("longer than %d bytes", maxConditionBytes)
+	if len(condition) > MaxCondition {
+		return nil, fmt.Errorf("longer than %d bytes", MaxCondition)
 	}
 	env, err := cel.NewEnv(
 		cel.Variable("event", cel.MapType(cel.StringType, cel.DynType)),
@@ -43,7 +55,7 @@ func compile(condition string) (*program, error) {
 	if t := ast.OutputType(); t != cel.BoolType && t != cel.DynType {
 		return nil, fmt.Errorf("gives %s, not a truth value", t)
 	}
-	p, err := env.Program(ast, cel.CostLimit(costLimit), cel.InterruptCheckFrequency(100))
+	p, err := env.Program(ast, cel.CostLimit(CostLimit), cel.InterruptCheckFrequency(100))
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +70,30 @@ func (p *program) eval(e *schemas.EventTracked) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	out, _, err := p.p.Eval(map[string]any{
+	out, _, err := p.Program.Eval(map[string]any{
 		"properties": props,
 		"event": map[string]any{"id": e.EventID.String(), "name": e.EventName, "kind": e.Kind, "contact_id": e.ContactID.String(),
 			"occurred_at": e.OccurredAt.In(time.UTC), "received_at": e.ReceivedAt.In(time.UTC)},
 	})
 	if err != nil {
-		return false, err
+		return false, classify(err)
 	}
 	ok, isBool := out.Value().(bool)
 	if !isBool {
-		return false, fmt.Errorf("condition gave %T, not a truth value", out.Value())
+		return false, ErrNotBool
 	}
 	return ok, nil
+}
+
+// classify tells a tenant's mistakes apart; the library has no types for them.
+func classify(err error) error {
+	switch text := err.Error(); {
+	case strings.Contains(text, "cost limit"):
+		return ErrCost
+	case strings.Contains(text, "no such key"):
+		return ErrAbsent
+	}
+	return ErrFailed
 }
 
 // properties reads a payload with whole numbers as integers, so that
