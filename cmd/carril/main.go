@@ -38,6 +38,7 @@ type cli struct {
 	Migrate migrateCmd `cmd:"" help:"Bring the database and the topics to this version."`
 	Tenant  tenantCmd  `cmd:"" help:"Make and list tenants."`
 	Key     keyCmd     `cmd:"" help:"Make, rotate and revoke API keys."`
+	Rules   rulesCmd   `cmd:"" help:"Write tenants' rules, and try them over past events."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
 
@@ -61,7 +62,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		kong.Description("Carril takes in events over REST, keeps them in Kafka and PostgreSQL, and sends the messages that they cause on two rails per channel."+
 			"\n\nSettings come from flags, then CARRIL_* variables, then carril.yaml. Data goes to standard output, progress and logs to standard error."+
 			"\n\nExit codes: 0 done, 1 failed, 2 usage or configuration, 3 NO-GO."),
-		kong.Vars{"enum_sasl": ",PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "config_default": defaultConfigFile},
+		kong.Vars{"rule_file": ruleFile, "enum_sasl": ",PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "config_default": defaultConfigFile},
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "kafka", Title: "Kafka"}, {Key: "stores", Title: "Stores"}, {Key: "messaging", Title: "Messaging"},
 			{Key: "listen", Title: "Listeners"}, {Key: "process", Title: "Process"}}),

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
@@ -147,28 +148,15 @@ func (m *Routes) rotateSecret(ctx context.Context, r *http.Request, tenant uuid.
 // readDraft reads the fields of an endpoint. null counts as a value of the
 // wrong type: what is to stay is left out.
 func readDraft(r *http.Request) (d EndpointDraft, problem *httpserver.Problem) {
-	body, problem := readBody(r)
+	body, problem := readObject(r)
 	if problem != nil {
 		return d, problem
-	}
-	if err := intake.NewParser().Object(body); err != nil {
-		return d, refuse(err)
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(body, &fields); err != nil {
-		return d, refuse(&intake.Error{Code: intake.InvalidJSON})
 	}
 	var headers map[string]*string // a null among them is no empty text
 	var types []*string
 	into := map[string]any{"url": &d.URL, "description": &d.Description, "event_types": &types, "delivery": &d.Delivery, "headers": &headers}
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		to, ok := into[name]
-		if !ok {
-			return d, refuse(&intake.Error{Code: intake.UnknownField, Pointer: "/" + name, Detail: "url, description, event_types, delivery and headers."})
-		}
-		if string(fields[name]) == "null" || json.Unmarshal(fields[name], to) != nil {
-			return d, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/" + name, Detail: name + " is of another type."})
-		}
+	if problem := fields(body, "", into); problem != nil {
+		return d, problem
 	}
 	if types != nil {
 		d.EventTypes = []string{}
@@ -190,3 +178,37 @@ func readDraft(r *http.Request) (d EndpointDraft, problem *httpserver.Problem) {
 	}
 	return d, nil
 }
+
+// readObject reads a body that is a JSON object.
+func readObject(r *http.Request) ([]byte, *httpserver.Problem) {
+	body, problem := readBody(r)
+	if problem != nil {
+		return nil, problem
+	}
+	if err := intake.NewParser().Object(body); err != nil {
+		return nil, refuse(err)
+	}
+	return body, nil
+}
+
+// fields reads the fields of an object to where into says; a name that is not
+// there is refused, and null as a value of the wrong type.
+func fields(object []byte, pointer string, into map[string]any) *httpserver.Problem {
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(object, &given); err != nil || given == nil {
+		return refuse(&intake.Error{Code: intake.InvalidField, Pointer: pointer, Detail: "This is an object."})
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		at := pointer + "/" + pointerEscapes.Replace(name)
+		to, ok := into[name]
+		if !ok {
+			return refuse(&intake.Error{Code: intake.UnknownField, Pointer: at, Detail: "Known are " + strings.Join(slices.Sorted(maps.Keys(into)), ", ") + "."})
+		}
+		if string(given[name]) == "null" || json.Unmarshal(given[name], to) != nil {
+			return refuse(&intake.Error{Code: intake.InvalidField, Pointer: at, Detail: name + " is of another type."})
+		}
+	}
+	return nil
+}
+
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")

@@ -38,6 +38,7 @@ type Deps struct {
 	// they come by themselves.
 	SchemasChanged func(ctx context.Context, tenant uuid.UUID) error
 	Endpoints      Endpoints // of webhooks; nil: the routes are absent
+	Rules          Rules     // nil: the routes are absent
 	Log            *slog.Logger
 }
 
@@ -66,6 +67,9 @@ func (m *Routes) Mount(r chi.Router) {
 	}
 	if m.deps.Endpoints != nil {
 		m.mountEndpoints(r)
+	}
+	if m.deps.Rules != nil {
+		m.mountRules(r)
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

@@ -141,14 +141,18 @@ WHERE e.occurred_at = $1 AND e.tenant_id = $2 AND e.event_id = $3`
 }
 
 func (tr *tracer) points(ctx context.Context) error {
-	const sql = `SELECT rule_id, contact_id, points, entered_at FROM core.points_ledger WHERE tenant_id = $1 AND event_id = $2 AND points <> 0`
+	const sql = `SELECT rule_id, contact_id, points, outcome, entered_at FROM core.points_ledger
+WHERE tenant_id = $1 AND event_id = $2 AND (points <> 0 OR outcome = 'capped')`
 	rows, err := tr.db.Query(ctx, sql, tr.t.TenantID, tr.t.EventID)
 	return each(rows, err, "points", func() error {
 		var s Step
-		if err := rows.Scan(&s.RuleID, &s.ContactID, &s.Points, &s.At); err != nil {
+		var outcome string
+		if err := rows.Scan(&s.RuleID, &s.ContactID, &s.Points, &outcome, &s.At); err != nil {
 			return err
 		}
-		s.Step = "points"
+		if s.Step = "points"; outcome == "capped" {
+			s.Step, s.Points = outcome, nil
+		}
 		tr.add(s)
 		return nil
 	})

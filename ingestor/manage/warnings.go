@@ -14,7 +14,7 @@ import (
 // events, keys that came with another body, and what was put aside.
 func WarningKinds() []string {
 	return []string{"refused_identifier", "identity_conflict", "traits_capped", "refused_traits", "taxonomy_violation",
-		"idempotency_conflict", "dead_letter"}
+		"rule_failed", "idempotency_conflict", "dead_letter"}
 }
 
 // Warning is something that a tenant should know of what was accepted.

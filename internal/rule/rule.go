@@ -22,7 +22,7 @@ const DefaultMaxAge = 24 * time.Hour
 
 // Limits of a rule.
 const (
-	MaxName    = 200 // bytes
+	MaxName    = 200 // bytes, of each name in it
 	MaxActions = 10
 	MaxPoints  = 1_000_000_000 // of one action, either way
 	MaxCap     = 1_000_000
@@ -121,6 +121,11 @@ func (a Action) validateNotify(at string) error {
 	}
 	if a.TemplateID == "" {
 		return invalid(at+"/template_id", "a notify action needs a template_id")
+	}
+	for _, t := range [][2]string{{"channel", a.Channel}, {"template_id", a.TemplateID}} {
+		if len(t[1]) > MaxName {
+			return invalid(at+"/"+t[0], "at most %d bytes", MaxName)
+		}
 	}
 	if a.TemplateVersion < 0 {
 		return invalid(at+"/template_version", "a template's version is positive; without one it is the newest")

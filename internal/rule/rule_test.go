@@ -2,7 +2,6 @@ package rule_test
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -166,7 +165,7 @@ func TestStore(t *testing.T) {
 	draft.Actions = nil
 	_, err = store.Put(ctx, tenant, draft)
 	var invalid *rule.Invalid
-	require.True(t, errors.As(err, &invalid))
+	require.ErrorAs(t, err, &invalid)
 	_, err = pool.Exec(ctx, `UPDATE core.rules SET enabled = false WHERE tenant_id = $1`, tenant)
 	require.Error(t, err, "a version is never changed")
 

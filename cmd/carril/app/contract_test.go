@@ -16,6 +16,7 @@ import (
 	"github.com/softcrum/carril/ingestor/apikey"
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/internal/httpserver"
+	"github.com/softcrum/carril/internal/rule"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 	"github.com/softcrum/carril/schemas/openapi"
@@ -42,7 +43,7 @@ func TestContractNamesEveryRoute(t *testing.T) {
 	require.NoError(t, err)
 	metrics, err := httpserver.NewMetrics(reg)
 	require.NoError(t, err)
-	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}})
+	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Rules: rule.NewStore(nil)})
 	var mounted []string
 	require.NoError(t, chi.Walk(apiRouter(metrics, api, reads, http.NotFoundHandler()), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // the GET of the document says it

@@ -23,6 +23,7 @@ import (
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/ratelimit"
+	"github.com/softcrum/carril/internal/rule"
 	"github.com/softcrum/carril/internal/signature"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
@@ -83,7 +84,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side),
+	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side), Rules: rule.NewStore(a.side),
 		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Log: a.log})
 	files := openFiles()
 	conns, _ := connections(files)
