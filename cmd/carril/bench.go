@@ -23,6 +23,7 @@ type benchCmd struct {
 	Append benchAppendCmd `cmd:"" help:"The append stage, over events that wait."`
 	Behind benchBehindCmd `cmd:"" name:"backlog" help:"The front door while the processor catches up, and while PostgreSQL is away."`
 	E2E    benchE2ECmd    `cmd:"" name:"e2e" help:"An event's way through everything, from its 202 to the provider's request."`
+	Effect benchEffectCmd `cmd:"" name:"effect" help:"An event's effect, from its 202 to points and a queued notification."`
 	Blast  benchBlastCmd  `cmd:"" name:"blast-vs-otp" help:"One tenant's one-time codes beside another tenant's blast."`
 	Hooks  benchHooksCmd  `cmd:"" name:"webhooks" help:"Outbound webhooks, from an appended event to its arrival."`
 	All    benchAllCmd    `cmd:"" help:"All of them, one after the other; one JSON object a line with --json."`
@@ -100,6 +101,26 @@ type benchE2ECmd struct {
 	benchFlags
 	benchLoad
 	ProviderRate float64 `help:"Requests a second that the provider takes; no limit when 0."`
+}
+
+// benchEffectCmd is the requirement's measure (FS-CORE-0006 AC5).
+type benchEffectCmd struct {
+	benchFlags
+	Rate         float64 `default:"2000" help:"Events a second in an open loop, each of which fires a rule."`
+	Connections  int     `help:"Connections of the generator; the benchmark's own number when 0."`
+	ProviderRate float64 `default:"10" help:"Requests a second that the provider takes meanwhile."`
+}
+
+func (c benchEffectCmd) Run(e *environment) error {
+	cfg, err := c.config(e)
+	if err != nil {
+		return err
+	}
+	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Connections < 0 {
+		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, connections not negative", app.ErrConfig)
+	}
+	cfg.Rate, cfg.ProviderRate, cfg.Connections = c.Rate, c.ProviderRate, c.Connections
+	return e.bench(c.benchFlags, cfg, benchmarks.Effect)
 }
 
 // benchBlastCmd has a longer duration than the others: a code a second gives

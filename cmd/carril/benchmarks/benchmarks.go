@@ -71,7 +71,7 @@ func All() []Benchmark {
 		cfg.Duration *= 6
 		return BlastVsOTP(ctx, cfg)
 	}
-	return []Benchmark{Track, Identify, Batch, Append, E2E, long, Webhooks}
+	return []Benchmark{Track, Identify, Batch, Append, E2E, Effect, long, Webhooks}
 }
 
 // run is one benchmark at work: its site, and what it shows meanwhile.
