@@ -29,8 +29,8 @@ type rulesCmd struct {
 	Test rulesTestCmd `cmd:"" help:"Say what a rule would have done over past events; nothing is written."`
 }
 
-// tenantRules opens the database and finds the tenant.
-func (e *environment) tenantRules(ctx context.Context, name string) (*pgxpool.Pool, uuid.UUID, error) {
+// tenantDatabase opens the database and finds the tenant.
+func (e *environment) tenantDatabase(ctx context.Context, name string) (*pgxpool.Pool, uuid.UUID, error) {
 	pool, err := e.database(ctx)
 	if err != nil {
 		return nil, uuid.Nil, err
@@ -50,7 +50,7 @@ type rulesListCmd struct {
 func (c rulesListCmd) Run(e *environment) error {
 	ctx, stop := signals()
 	defer stop()
-	pool, tenant, err := e.tenantRules(ctx, c.Tenant)
+	pool, tenant, err := e.tenantDatabase(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ type rulesShowCmd struct {
 func (c rulesShowCmd) Run(e *environment) error {
 	ctx, stop := signals()
 	defer stop()
-	pool, tenant, err := e.tenantRules(ctx, c.Tenant)
+	pool, tenant, err := e.tenantDatabase(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (c rulesPutCmd) Run(e *environment) error {
 	draft.ID = c.Rule
 	ctx, stop := signals()
 	defer stop()
-	pool, tenant, err := e.tenantRules(ctx, c.Tenant)
+	pool, tenant, err := e.tenantDatabase(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (c rulesTestCmd) Run(e *environment) error {
 	}
 	ctx, stop := signals()
 	defer stop()
-	pool, tenant, err := e.tenantRules(ctx, c.Tenant)
+	pool, tenant, err := e.tenantDatabase(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/processor/rules"
@@ -77,4 +78,32 @@ FROM generate_series(1, 10) i`, tenant)
 	code, _, errs = try("rules", "test", "--tenant", "acme", "--from", from, "--rule", uuid.NewString())
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, errs, "has no rule")
+}
+
+func TestSenderCommands(t *testing.T) {
+	url := testkit.Postgres(t)
+	t.Setenv("CARRIL_POSTGRES_URL", url)
+	pool, err := pg.Open(t.Context(), pg.Config{URL: url, MaxConns: 2})
+	require.NoError(t, err)
+	defer pool.Close()
+	tenant, err := app.CreateTenant(t.Context(), pool, "acme", "Acme", "starter", "cell-1")
+	require.NoError(t, err)
+	_, err = gates.NewStore(pool).PutSender(t.Context(), tenant, "email", "Shop <shop@example.com>", nil, "example.com")
+	require.NoError(t, err)
+
+	code, _, errs := try("sender", "verify", "--tenant", "acme", "rival.example.com")
+	require.Equal(t, exitFailed, code, "the sender's domain is another")
+	require.Contains(t, errs, "no such sender")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"list"}, "false"}, {[]string{"verify", "example.com"}, "true"},
+		{[]string{"pause", "--reason", "abuse"}, "abuse"}, {[]string{"resume"}, "-"},
+	} {
+		code, out, errs := try(append([]string{"sender", c.args[0], "--tenant", "acme"}, c.args[1:]...)...)
+		require.Zero(t, code, errs)
+		require.Contains(t, out, "shop@example.com")
+		require.Contains(t, out, c.want)
+	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
+	parts "github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -148,7 +149,7 @@ func (b *bench) message(j job) schemas.JobMessage {
 		m.Address = fmt.Sprintf("p%d@example.com", n)
 	}
 	m.SendID = ids.Send(j.tenant, m.RequestID, now, 0, "email")
-	content, err := json.Marshal(sends.Content{Subject: def(j.subject, "hi"), Text: "hello"})
+	content, err := json.Marshal(parts.Parts{Subject: def(j.subject, "hi"), Text: "hello"})
 	require.NoError(b.t, err)
 	m.Content = content
 	return m

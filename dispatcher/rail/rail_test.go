@@ -353,6 +353,18 @@ func TestGatesAtTheClaim(t *testing.T) {
 		b.exec(`UPDATE messaging.senders SET paused_at = NULL WHERE tenant_id = $1`, b.tenant)
 		b.await(5, "sent")
 	})
+	t.Run("HoldWhatNobodyHasVerifiedUntilSomebodyHas", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sweep()
+		b.exec(`UPDATE messaging.senders SET verified = false WHERE tenant_id = $1`, b.tenant)
+		b.start(setup{})
+		all := b.enqueue(job{}, job{})
+		b.await(2, "held")
+		require.Empty(t, b.history(all[0]))
+		b.exec(`UPDATE messaging.senders SET verified = true WHERE tenant_id = $1`, b.tenant)
+		b.await(2, "sent")
+	})
 }
 
 // FS-MSG-0005 §9

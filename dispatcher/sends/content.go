@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -28,8 +29,8 @@ const maxTemplates = 1_000
 // failed, with its reason; the others go on.
 func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, from sender, tenant uuid.UUID, ms []schemas.JobMessage) (out []provider.Message, kept []schemas.JobMessage, failed []Outcome, err error) {
 	for _, m := range ms {
-		content, err := s.content(ctx, tx, tenant, m)
-		var re *RenderError
+		parts, err := s.content(ctx, tx, tenant, m)
+		var re *content.Error
 		if errors.As(err, &re) {
 			failed = append(failed, Outcome{SendID: m.SendID, Failed: re.Reason})
 			continue
@@ -38,39 +39,39 @@ func (s *Store) renderAll(ctx context.Context, tx pgx.Tx, from sender, tenant uu
 			return nil, nil, nil, err
 		}
 		out, kept = append(out, provider.Message{SendID: m.SendID, TenantID: tenant, From: from.from, ReplyTo: from.replyTo, To: m.Address,
-			Subject: content.Subject, HTML: content.HTML, Text: content.Text}), append(kept, m)
+			Subject: parts.Subject, HTML: parts.HTML, Text: parts.Text}), append(kept, m)
 	}
 	return out, kept, failed, nil
 }
 
-func (s *Store) content(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, m schemas.JobMessage) (Content, error) {
+func (s *Store) content(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, m schemas.JobMessage) (content.Parts, error) {
 	if len(m.Content) > 0 {
-		return inline(m.Content)
+		return content.Inline(m.Content)
 	}
 	t, err := s.template(ctx, tx, templateKey{tenant, m.TemplateID, m.TemplateVersion})
 	if err != nil {
-		return Content{}, err
+		return content.Parts{}, err
 	}
-	return t.render(m.Variables)
+	return t.Render(m.Variables)
 }
 
-func (s *Store) template(ctx context.Context, tx pgx.Tx, k templateKey) (*template, error) {
+func (s *Store) template(ctx context.Context, tx pgx.Tx, k templateKey) (*content.Template, error) {
 	s.mu.Lock()
 	t := s.templates[k]
 	s.mu.Unlock()
 	if t != nil {
 		return t, nil
 	}
-	var c Content
+	var c content.Parts
 	const sql = `SELECT subject, html, text FROM messaging.templates WHERE tenant_id = $1 AND template_id = $2 AND version = $3 AND channel = $4`
 	err := tx.QueryRow(ctx, sql, k.tenant, k.id, k.version, s.cfg.Channel).Scan(&c.Subject, &c.HTML, &c.Text)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, &RenderError{ReasonTemplateMissing}
+		return nil, &content.Error{Reason: content.ReasonTemplateMissing}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read a template: %w", err)
 	}
-	if t, err = compile(c); err != nil {
+	if t, err = content.Compile(c); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

@@ -25,6 +25,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/schemas"
@@ -88,7 +89,7 @@ type Store struct {
 	refills *group[refilling]
 
 	mu        sync.Mutex
-	templates map[templateKey]*template
+	templates map[templateKey]*content.Template
 }
 
 // New makes the store of one rail of one channel.
@@ -120,7 +121,7 @@ func New(cfg Config, deps Deps) (*Store, error) {
 		return nil, fmt.Errorf("sends: make the decompressor: %w", err)
 	}
 	s := &Store{cfg: cfg, worker: schemas.RailWorker(cfg.Channel, cfg.Rail), deps: deps, zenc: enc, zdec: dec,
-		templates: map[templateKey]*template{}}
+		templates: map[templateKey]*content.Template{}}
 	s.steps, s.claims, s.refills = newGroup(s.applyAll), newGroup(s.claimAll), newGroup(s.refillAll)
 	return s, nil
 }

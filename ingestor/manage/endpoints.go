@@ -180,8 +180,10 @@ func readDraft(r *http.Request) (d EndpointDraft, problem *httpserver.Problem) {
 }
 
 // readObject reads a body that is a JSON object.
-func readObject(r *http.Request) ([]byte, *httpserver.Problem) {
-	body, problem := readBody(r)
+func readObject(r *http.Request) ([]byte, *httpserver.Problem) { return readObjectOf(r, maxSchemaBody) }
+
+func readObjectOf(r *http.Request, most int64) ([]byte, *httpserver.Problem) {
+	body, problem := readBodyOf(r, most)
 	if problem != nil {
 		return nil, problem
 	}

@@ -37,8 +37,11 @@ type Deps struct {
 	// SchemasChanged puts a tenant's changed schemas in force in this process; nil:
 	// they come by themselves.
 	SchemasChanged func(ctx context.Context, tenant uuid.UUID) error
-	Endpoints      Endpoints // of webhooks; nil: the routes are absent
-	Rules          Rules     // nil: the routes are absent
+	Endpoints      Endpoints   // of webhooks; nil: the routes are absent
+	Rules          Rules       // nil: the routes are absent
+	Templates      Templates   // nil: the routes are absent
+	Permissions    Permissions // nil: the routes are absent
+	Channels       []string    // that the platform has
 	Log            *slog.Logger
 }
 
@@ -70,6 +73,12 @@ func (m *Routes) Mount(r chi.Router) {
 	}
 	if m.deps.Rules != nil {
 		m.mountRules(r)
+	}
+	if m.deps.Templates != nil {
+		m.mountTemplates(r)
+	}
+	if m.deps.Permissions != nil {
+		m.mountPermissions(r)
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/ingestor/apikey"
+	"github.com/softcrum/carril/internal/content"
+	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/rule"
@@ -54,8 +56,9 @@ func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, pool: testkit.Pool(t), acme: ids.New(), other: ids.New(), changed: make(chan uuid.UUID, 10)}
 	r := httpserver.NewRouter()
-	scopes := []string{ScopeSendsRead, ScopeEventsRead, ScopeTaxonomy, ScopeRules, ScopeQueuesRead}
-	New(Deps{DB: d.pool, CursorKey: []byte("k"), Taxonomy: taxonomy.NewStore(d.pool), Rules: rule.NewStore(d.pool), SchemasChanged: d.noteChanges,
+	scopes := []string{ScopeSendsRead, ScopeEventsRead, ScopeTaxonomy, ScopeRules, ScopeTemplates, ScopeConsents, ScopeSuppressions, ScopeSenders, ScopeQueuesRead}
+	New(Deps{DB: d.pool, CursorKey: []byte("k"), Taxonomy: taxonomy.NewStore(d.pool), Rules: rule.NewStore(d.pool), Templates: content.NewStore(d.pool), Permissions: gates.NewStore(d.pool),
+		Channels: []string{"email", "sms"}, SchemasChanged: d.noteChanges,
 		Queues: func(context.Context) any { return map[string]any{"at": month(), "channels": []any{}} }, Keys: keyring{"acme": {TenantID: d.acme, Scopes: scopes}, "other": {TenantID: d.other, Scopes: scopes},
 			"operator": {Scopes: scopes}, "writer": {TenantID: d.acme, Scopes: []string{"core.events.write"}}}}).Mount(r)
 	d.routes = httpserver.Identify(r, slog.New(slog.DiscardHandler))

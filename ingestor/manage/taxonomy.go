@@ -48,6 +48,13 @@ type work func(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *ht
 // tenant authorizes a tenant's request and answers with what f gives, under the
 // status that a success has here; 204 where f gives nothing.
 func (m *Routes) tenant(scope string, success int, f work) http.HandlerFunc {
+	return m.caller(scope, success, func(ctx context.Context, r *http.Request, p *apikey.Principal) (any, *httpserver.Problem, error) {
+		return f(ctx, r, p.TenantID)
+	})
+}
+
+// caller does the same for work that writes down who asked for it.
+func (m *Routes) caller(scope string, success int, f func(ctx context.Context, r *http.Request, p *apikey.Principal) (any, *httpserver.Problem, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, problem := apikey.AuthorizeTenant(m.deps.Keys, r, scope)
 		var answer any
@@ -55,7 +62,7 @@ func (m *Routes) tenant(scope string, success int, f work) http.HandlerFunc {
 		if problem == nil {
 			ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
 			defer cancel()
-			answer, problem, err = f(ctx, r, p.TenantID)
+			answer, problem, err = f(ctx, r, p)
 		}
 		switch {
 		case problem != nil:
@@ -205,7 +212,9 @@ func refuse(e *intake.Error) *httpserver.Problem {
 }
 
 // readBody reads a small JSON body that has no encoding.
-func readBody(r *http.Request) ([]byte, *httpserver.Problem) {
+func readBody(r *http.Request) ([]byte, *httpserver.Problem) { return readBodyOf(r, maxSchemaBody) }
+
+func readBodyOf(r *http.Request, most int64) ([]byte, *httpserver.Problem) {
 	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if charset, given := params["charset"]; err != nil || kind != "application/json" || given && charset != "utf-8" && charset != "UTF-8" {
 		return nil, &httpserver.Problem{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "The body must be JSON",
@@ -216,18 +225,18 @@ func readBody(r *http.Request) ([]byte, *httpserver.Problem) {
 			Detail: "Send it without one."}
 	}
 	tooLarge := &httpserver.Problem{Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Title: "The body is too large",
-		Detail: fmt.Sprintf("At most %d bytes.", maxSchemaBody)}
-	if r.ContentLength > maxSchemaBody {
+		Detail: fmt.Sprintf("At most %d bytes.", most)}
+	if r.ContentLength > most {
 		return nil, tooLarge
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxSchemaBody+1))
+	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 	var timeout net.Error
 	switch {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return nil, &httpserver.Problem{Status: http.StatusRequestTimeout, Code: "request_timeout", Title: "The body did not arrive in time"}
 	case err != nil:
 		return nil, &httpserver.Problem{Status: http.StatusBadRequest, Code: "unreadable_body", Title: "The body could not be read to its end"}
-	case len(body) > maxSchemaBody:
+	case int64(len(body)) > most:
 		return nil, tooLarge
 	}
 	return body, nil

@@ -29,7 +29,7 @@ func (d *desk) call(key, method, route, target, body string, headers ...string) 
 	}
 	w := httptest.NewRecorder()
 	d.routes.ServeHTTP(w, req)
-	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"event_name": "x", "rule_id": uuid.NewString()}, Request: req, Sent: body,
+	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"event_name": "x", "rule_id": uuid.NewString(), "template_id": "x", "channel": "email"}, Request: req, Sent: body,
 		Status: w.Code, Header: w.Header(), Answered: w.Body.Bytes()})
 	return w.Code, w.Body.String()
 }

@@ -45,18 +45,19 @@ const (
 	ConsentMissing        Reason = "consent_missing"
 	ConsentWithdrawn      Reason = "consent_withdrawn"
 	SenderMissing         Reason = "sender_missing"
+	SenderUnverified      Reason = "sender_unverified" // nobody has seen that the domain is the tenant's: all share one account at the provider
 	SenderPaused          Reason = "sender_paused"
 )
 
 // Reasons lists every reason, for metrics that pre-initialise their labels.
 func Reasons() []Reason {
 	return []Reason{TenantDisabled, Expired, AddressMissing, AddressInvalid, ContactErased, SuppressedHardBounce,
-		SuppressedComplaint, SuppressedUnsubscribe, SuppressedManual, ConsentMissing, ConsentWithdrawn, SenderMissing, SenderPaused}
+		SuppressedComplaint, SuppressedUnsubscribe, SuppressedManual, ConsentMissing, ConsentWithdrawn, SenderMissing, SenderUnverified, SenderPaused}
 }
 
 // Waits says that a no of this reason ends by itself or by a person's hand: the
 // message is held, not given up.
-func (r Reason) Waits() bool { return r == SenderPaused }
+func (r Reason) Waits() bool { return r == SenderPaused || r == SenderUnverified }
 
 // Subject is a message that somebody wants sent.
 type Subject struct {
@@ -124,7 +125,7 @@ SELECT t.tenant_id IS NULL OR t.disabled_at IS NOT NULL,
             UNION SELECT m.from_contact FROM person p JOIN core.contact_merges m
                 ON m.tenant_id = p.tenant_id AND m.into_contact = p.contact_id AND m.undone_at IS NULL WHERE p.n = a.n)
         ORDER BY k.changed_at DESC LIMIT 1) END,
-    s.sender IS NULL, s.paused_at IS NOT NULL
+    s.sender IS NULL, s.paused_at IS NOT NULL, coalesce(s.verified, false)
 FROM ask a
 LEFT JOIN core.tenants t ON t.tenant_id = a.tenant_id
 LEFT JOIN messaging.senders s ON s.tenant_id = a.tenant_id AND s.channel = a.channel
@@ -135,7 +136,7 @@ ORDER BY a.n`
 	}
 	var f facts
 	verdicts := make([]Verdict, 0, n)
-	_, err = pgx.ForEachRow(rows, []any{&f.disabled, &f.expired, &f.erased, &f.suppressed, &f.consent, &f.noSender, &f.paused}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&f.disabled, &f.expired, &f.erased, &f.suppressed, &f.consent, &f.noSender, &f.paused, &f.verified}, func() error {
 		i := len(verdicts)
 		verdicts = append(verdicts, f.verdict(marketing[i], addresses[i] != "", valid[i]))
 		return nil
@@ -148,9 +149,9 @@ ORDER BY a.n`
 
 // facts is what the database knows about a subject.
 type facts struct {
-	disabled, expired, erased, noSender, paused bool
-	suppressed                                  string
-	consent                                     *bool
+	disabled, expired, erased, noSender, paused, verified bool
+	suppressed                                            string
+	consent                                               *bool
 }
 
 func (f facts) verdict(marketing, given, valid bool) Verdict {
@@ -176,6 +177,8 @@ func (f facts) verdict(marketing, given, valid bool) Verdict {
 		return shut(GateConsent, ConsentWithdrawn)
 	case f.noSender:
 		return shut(GateSender, SenderMissing)
+	case !f.verified:
+		return shut(GateSender, SenderUnverified)
 	case f.paused:
 		return shut(GateSender, SenderPaused)
 	}

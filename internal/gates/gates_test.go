@@ -61,7 +61,7 @@ func TestAsk(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql, args...)
 		require.NoError(t, err)
 	}
-	exec(`INSERT INTO messaging.senders (tenant_id, channel, sender) VALUES ($1, 'email', 'Shop <shop@example.com>')`, tenant)
+	exec(`INSERT INTO messaging.senders (tenant_id, channel, sender, verified) VALUES ($1, 'email', 'Shop <shop@example.com>', true)`, tenant)
 	contact := func() uuid.UUID {
 		id := uuid.New()
 		exec(`INSERT INTO core.contacts (tenant_id, contact_id, cell_id, known) VALUES ($1, $2, 'cell-1', true)`, tenant, id)
@@ -129,6 +129,13 @@ func TestAsk(t *testing.T) {
 	got, err = gates.Ask(t.Context(), pool, []gates.Subject{base})
 	require.NoError(t, err)
 	require.Equal(t, gates.SenderPaused, got[0].Reason)
+	require.True(t, got[0].Reason.Waits())
+
+	// An address of another's domain must not go out with the account of all.
+	exec(`UPDATE messaging.senders SET verified = false WHERE tenant_id = $1`, tenant)
+	got, err = gates.Ask(t.Context(), pool, []gates.Subject{base})
+	require.NoError(t, err)
+	require.Equal(t, gates.SenderUnverified, got[0].Reason)
 	require.True(t, got[0].Reason.Waits())
 }
 

@@ -19,6 +19,8 @@ import (
 	"github.com/softcrum/carril/ingestor/limit"
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/ingestor/providerhook"
+	"github.com/softcrum/carril/internal/content"
+	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/pg"
@@ -85,6 +87,7 @@ func (a *App) startIngest(ctx context.Context) error {
 		return err
 	}
 	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side), Rules: rule.NewStore(a.side),
+		Templates: content.NewStore(a.side), Permissions: gates.NewStore(a.side), Channels: a.set.Channels,
 		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Log: a.log})
 	files := openFiles()
 	conns, _ := connections(files)

@@ -1,4 +1,7 @@
-package sends
+// Package content is what a message says: a tenant's Liquid templates, checked,
+// compiled and filled in, and where their versions are kept. The management API
+// writes templates, the rails render them; whom a message goes to is theirs.
+package content
 
 import (
 	"bytes"
@@ -24,51 +27,51 @@ const (
 	ReasonContentInvalid  = "content_invalid"
 )
 
-// maxRendered bounds one part of one message, in bytes.
-const maxRendered = 2 << 20
+// MaxRendered bounds one part of one message, in bytes.
+const MaxRendered = 2 << 20
 
-// RenderError says why a message cannot be rendered. Reason is one of the
+// Error says why a message cannot be rendered. Reason is one of the
 // reasons above; it names no content.
-type RenderError struct{ Reason string }
+type Error struct{ Reason string }
 
-func (e *RenderError) Error() string { return "render message: " + e.Reason }
+func (e *Error) Error() string { return "render message: " + e.Reason }
 
-// Content is the three parts of a message, as templates or rendered.
-type Content struct {
+// Parts are the three parts of a message, as templates or rendered.
+type Parts struct {
 	Subject string `json:"subject"`
 	HTML    string `json:"html"`
 	Text    string `json:"text"`
 }
 
-// template is a compiled version of a tenant's template.
-type template struct {
+// Template is a compiled version of a tenant's template.
+type Template struct {
 	subject, html, text *liquid.Template
 }
 
-// compile reads a tenant's Liquid. What it puts out in the html part is
+// Compile reads a tenant's Liquid. What it puts out in the html part is
 // escaped; a missing variable fails the message instead of leaving a hole in it.
-func compile(c Content) (*template, error) {
+func Compile(c Parts) (*Template, error) {
 	engine := liquid.NewEngine()
 	engine.StrictVariables()
 	engine.RegisterFilter(escapeFilter, escapeValue)
 	// The library's include reads files of this machine.
 	engine.RegisterTag("include", func(render.Context) (string, error) { return "", errors.New("include is not supported") })
-	var t template
+	var t Template
 	for _, p := range []struct {
 		to  **liquid.Template
 		src string
 	}{{&t.subject, c.Subject}, {&t.html, escapeOutputs(c.HTML)}, {&t.text, c.Text}} {
 		parsed, err := engine.ParseString(p.src)
 		if err != nil {
-			return nil, &RenderError{ReasonTemplateInvalid}
+			return nil, &Error{ReasonTemplateInvalid}
 		}
 		*p.to = parsed
 	}
 	return &t, nil
 }
 
-// render fills the template in. Variables must be a JSON object or nothing.
-func (t *template) render(variables json.RawMessage) (c Content, err error) {
+// Render fills the template in. Variables must be a JSON object or nothing.
+func (t *Template) Render(variables json.RawMessage) (c Parts, err error) {
 	vars, err := bindings(variables)
 	if err != nil {
 		return c, err
@@ -78,7 +81,7 @@ func (t *template) render(variables json.RawMessage) (c Content, err error) {
 		t  *liquid.Template
 	}{{&c.Subject, t.subject}, {&c.HTML, t.html}, {&c.Text, t.text}} {
 		if *p.to, err = run(p.t, vars); err != nil {
-			return Content{}, err
+			return Parts{}, err
 		}
 	}
 	c.Subject = oneLine(c.Subject)
@@ -86,21 +89,21 @@ func (t *template) render(variables json.RawMessage) (c Content, err error) {
 }
 
 func run(t *liquid.Template, vars map[string]any) (out string, err error) {
-	w := &bounded{left: maxRendered}
+	w := &bounded{left: MaxRendered}
 	defer func() { // a tenant's template must cost its message, never the worker; the library panics when a write fails
 		if recover() != nil {
-			out, err = "", &RenderError{ReasonTemplateInvalid}
+			out, err = "", &Error{ReasonTemplateInvalid}
 		}
 		if w.left < 0 {
-			out, err = "", &RenderError{ReasonTooLarge}
+			out, err = "", &Error{ReasonTooLarge}
 		}
 	}()
 	if e := t.FRender(w, vars); e != nil {
 		switch {
 		case strings.Contains(e.Error(), "undefined variable"):
-			return "", &RenderError{ReasonMissingVariable}
+			return "", &Error{ReasonMissingVariable}
 		}
-		return "", &RenderError{ReasonTemplateInvalid}
+		return "", &Error{ReasonTemplateInvalid}
 	}
 	return w.buf.String(), nil
 }
@@ -118,14 +121,14 @@ func (w *bounded) Write(p []byte) (int, error) {
 	return w.buf.Write(p)
 }
 
-// inline reads content that was given with the message; it is no template.
-func inline(raw json.RawMessage) (Content, error) {
-	var c Content
+// Inline reads content that was given with the message; it is no template.
+func Inline(raw json.RawMessage) (Parts, error) {
+	var c Parts
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return c, &RenderError{ReasonContentInvalid}
+		return c, &Error{ReasonContentInvalid}
 	}
-	if len(c.HTML) > maxRendered || len(c.Text) > maxRendered {
-		return c, &RenderError{ReasonTooLarge}
+	if len(c.HTML) > MaxRendered || len(c.Text) > MaxRendered {
+		return c, &Error{ReasonTooLarge}
 	}
 	c.Subject = oneLine(c.Subject)
 	return c, nil
@@ -151,7 +154,7 @@ func bindings(raw json.RawMessage) (map[string]any, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
 	if err := dec.Decode(&vars); err != nil {
-		return nil, &RenderError{ReasonContentInvalid}
+		return nil, &Error{ReasonContentInvalid}
 	}
 	for k, v := range vars {
 		vars[k] = native(v)
