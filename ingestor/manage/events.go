@@ -34,6 +34,11 @@ type Event struct {
 const eventColumns = `e.event_id, e.kind, e.event_name, e.contact_id, e.occurred_at, e.occurred_offset, e.occurred_claimed, e.received_at,
     e.idempotency_key, e.correlation_id, e.historical, e.properties::text`
 
+// anEvent is one event by its time, tenant and id, also while retention has its
+// leaf detached and is exporting it.
+const anEvent = `(SELECT * FROM core.tracked_events WHERE occurred_at = $1 AND tenant_id = $2 AND event_id = $3
+    UNION ALL SELECT * FROM core.detached(NULL::core.tracked_events, $1, $1, ARRAY[$2]::uuid[]) WHERE event_id = $3)`
+
 func (e *Event) scan(row pgx.Row) error {
 	var offset int
 	var properties string
@@ -107,8 +112,7 @@ func FindEvent(ctx context.Context, db Querier, tenant, id uuid.UUID) (*Fate, er
 		return f, nil
 	}
 	var e Event
-	err = e.scan(db.QueryRow(ctx, `SELECT `+eventColumns+` FROM core.tracked_events e
-WHERE e.occurred_at = $1 AND e.tenant_id = $2 AND e.event_id = $3`, tr.occurred, tr.t.TenantID, id))
+	err = e.scan(db.QueryRow(ctx, `SELECT `+eventColumns+` FROM `+anEvent+` e`, tr.occurred, tr.t.TenantID, id))
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		f.Status = expired

@@ -124,9 +124,8 @@ func (tr *tracer) accepted(ctx context.Context, tenant uuid.UUID) error {
 
 func (tr *tracer) appended(ctx context.Context) error {
 	const sql = `SELECT e.event_name, e.correlation_id, e.contact_id, coalesce(s.written_at, e.received_at)
-FROM core.tracked_events e
-LEFT JOIN LATERAL (SELECT written_at FROM core.event_spans s WHERE s.lane = e.lane AND s.first_seq <= e.lane_seq ORDER BY s.first_seq DESC LIMIT 1) s ON true
-WHERE e.occurred_at = $1 AND e.tenant_id = $2 AND e.event_id = $3`
+FROM ` + anEvent + ` e
+LEFT JOIN LATERAL (SELECT written_at FROM core.event_spans s WHERE s.lane = e.lane AND s.first_seq <= e.lane_seq ORDER BY s.first_seq DESC LIMIT 1) s ON true`
 	var contact uuid.UUID
 	var at time.Time
 	err := tr.db.QueryRow(ctx, sql, tr.occurred, tr.t.TenantID, tr.t.EventID).Scan(&tr.t.EventName, &tr.t.CorrelationID, &contact, &at)

@@ -183,15 +183,23 @@ func (h *Handler) ensureMonths(ctx context.Context, rows []row) error {
 // MakePartitions makes what a refused batch lacked, whatever the cache says.
 func (h *Handler) MakePartitions(ctx context.Context, pool *pgxpool.Pool, records []stream.Record) error {
 	h.deps.Partitions.Forget()
-	db := processordb.New(pool)
 	for _, r := range records {
-		if e, ok := r.Value.(*accepted); ok {
-			if err := db.EnsurePartition(ctx, processordb.EnsurePartitionParams{ParentTable: "core.tracked_events", At: e.OccurredAt}); err != nil {
-				return fmt.Errorf("make a partition of events: %w", err)
-			}
+		e, ok := r.Value.(*accepted)
+		if !ok {
+			continue
+		}
+		t, err := h.deps.Tenants.Get(ctx, e.TenantID)
+		if errors.Is(err, tenants.ErrUnknown) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := h.deps.Partitions.Ensure(ctx, "core.tracked_events", e.OccurredAt, t.RetentionMonths); err != nil {
+			return err
 		}
 	}
-	if err := db.EnsurePartitionsNow(ctx); err != nil {
+	if err := processordb.New(pool).EnsurePartitionsNow(ctx); err != nil {
 		return fmt.Errorf("make partitions: %w", err)
 	}
 	return nil

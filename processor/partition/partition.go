@@ -1,18 +1,22 @@
 // Package partition keeps time-partitioned tables ahead of the clock: on
 // demand for whoever writes a row, and as a job that makes the coming months
 // and days and watches the DEFAULT partitions, which must stay empty. The one
-// maker of a partition is the SQL function core.ensure_partition.
+// maker of a partition is the SQL function core.ensure_partition, which also
+// moves rows out of DEFAULT into the partition that they lacked. What is old is
+// left to processor/retention. The stages that append, `carril maintain` and
+// `carril partitions` call it.
 package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/softcrum/carril/internal/db/processordb"
 )
@@ -44,8 +48,8 @@ func (m *Maker) Ensure(ctx context.Context, parent string, at time.Time, class i
 	if ok {
 		return nil
 	}
-	if err := processordb.New(m.pool).EnsurePartition(ctx, processordb.EnsurePartitionParams{ParentTable: parent, At: at}); err != nil {
-		return fmt.Errorf("make partition %s of %s: %w", k.month, parent, err)
+	if _, err := Make(ctx, m.pool, parent, at, class); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	m.seen[k] = true
@@ -60,83 +64,63 @@ func (m *Maker) Forget() {
 	m.mu.Unlock()
 }
 
-// JobConfig of the job; zero values take the defaults.
-type JobConfig struct {
-	Every time.Duration // default 10 min
-}
+// tries of a partition whose locks are not to be had: each waits a second at
+// most, since what queues behind it waits too.
+const tries = 5
 
-// Job makes partitions ahead and watches the DEFAULT ones.
-type Job struct {
-	cfg      JobConfig
-	pool     *pgxpool.Pool
-	log      *slog.Logger
-	now      func() time.Time
-	inStray  *prometheus.GaugeVec
-	lastGood prometheus.Gauge
-}
-
-// NewJob makes the job; now is the clock, by which months turn.
-func NewJob(cfg JobConfig, pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer, now func() time.Time) *Job {
-	if cfg.Every == 0 {
-		cfg.Every = 10 * time.Minute
+// Make makes the partition of a table for an instant, in one transaction, with a
+// leaf for every retention class and for class (0: no further one); made is
+// false where nothing was missing. Rows of that time that lie in DEFAULT move
+// into it. It tries again where a lock is not to be had within a second, or a
+// stray row arrives in between.
+func Make(ctx context.Context, pool *pgxpool.Pool, parent string, at time.Time, class int16) (made bool, err error) {
+	p := processordb.EnsurePartitionParams{ParentTable: parent, At: at}
+	if class > 0 {
+		p.Class = &class
 	}
-	j := &Job{cfg: cfg, pool: pool, log: log, now: now,
-		inStray:  prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_default_partition_rows", Help: "Rows in a DEFAULT partition; any is an incident."}, []string{"table"}),
-		lastGood: prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_partitions_last_success_seconds", Help: "When partitions were last made ahead, in unix time."}),
+	err = Retry(ctx, tries, func() (err error) {
+		made, err = processordb.New(pool).EnsurePartition(ctx, p)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("make the partition of %s for %s: %w", parent, at.UTC().Format(time.DateOnly), err)
 	}
-	reg.MustRegister(j.inStray, j.lastGood)
-	return j
+	return made, nil
 }
 
-// Result of one run.
-type Result struct {
-	Made  int
-	Stray map[string]int64 // rows by DEFAULT partition; only those that have any
-}
-
-// Run works until ctx ends.
-func (j *Job) Run(ctx context.Context) error {
-	tick := time.NewTicker(j.cfg.Every)
-	defer tick.Stop()
+// Retry calls do until it succeeds, fails for a reason of its own, or has been
+// tried n times while others held the locks it wanted. Waits double from 50 ms
+// to 1.6 s, with jitter.
+func Retry(ctx context.Context, n int, do func() error) error {
+	wait := 50 * time.Millisecond
 	for {
-		res, err := j.RunOnce(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			j.log.Error("partitions were not made", "error", err)
-		case len(res.Stray) > 0:
-			j.log.Error("rows in DEFAULT partitions", "rows", res.Stray, "made", res.Made)
-		default:
-			j.log.Info("partitions are ahead", "made", res.Made)
+		err := do()
+		if n--; err == nil || n <= 0 || !contended(err) {
+			return err
 		}
+		t := time.NewTimer(wait/2 + rand.N(wait))
+		wait = min(2*wait, 1600*time.Millisecond)
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-tick.C:
+			t.Stop()
+			return errors.Join(ctx.Err(), err)
+		case <-t.C:
 		}
 	}
 }
 
-// RunOnce makes what is missing around now and counts stray rows.
-func (j *Job) RunOnce(ctx context.Context) (res Result, err error) {
-	made, err := processordb.New(j.pool).EnsurePartitions(ctx, j.now())
-	if err != nil {
-		return res, fmt.Errorf("make partitions: %w", err)
+// contended says that another transaction was in the way: its lock, a deadlock
+// with it, or a row of its that went into DEFAULT while its partition was made.
+func contended(err error) bool {
+	var pe *pgconn.PgError
+	if !errors.As(err, &pe) {
+		return false
 	}
-	res.Made = int(made)
-	res.Stray = map[string]int64{}
-	for _, table := range []string{"core.tracked_events_default", "messaging.sends_default", "messaging.send_status_history_default"} {
-		var n int64
-		// By hand: sqlc cannot take a table's name. It is a constant of this file.
-		if err := j.pool.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n); err != nil {
-			return res, fmt.Errorf("count %s: %w", table, err)
-		}
-		j.inStray.WithLabelValues(table).Set(float64(n))
-		if n > 0 {
-			res.Stray[table] = n
-		}
+	switch pe.Code {
+	case "55P03", "40P01", "40001":
+		return true
+	case "23514":
+		return pe.ConstraintName == ""
 	}
-	j.lastGood.SetToCurrentTime()
-	return res, nil
+	return false
 }

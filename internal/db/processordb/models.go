@@ -3,3 +3,48 @@
 //   sqlc v1.31.1
 
 package processordb
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// Tables that are partitioned by time: the step, how many steps stand ready behind and ahead of now, and whether each step is divided by retention class.
+type CorePartitionedTable struct {
+	Parent  string
+	Step    string
+	Behind  int32
+	Ahead   int32
+	Classes bool
+}
+
+// Every leaf on its way out: detached, exported, read back and verified, dropped (FS-CORE-0006 §9). What is detached and not dropped is still read.
+type CoreRetentionLedger struct {
+	RunID  uuid.UUID
+	Parent string
+	// The detached table, schema.table.
+	Leaf            string
+	LeafOid         pgtype.Uint32
+	LowerBound      time.Time
+	UpperBound      time.Time
+	RetentionMonths int16
+	State           string
+	Rows            *int64
+	Object          *string
+	Sha256          []byte
+	DetachedAt      time.Time
+	DroppedAt       *time.Time
+	// The empty leaf that took its place, where late records go.
+	Successor *string
+	// Names the objects of the export in force; another one where rows changed after an export.
+	ExportRun *uuid.UUID
+	// Rows that went to a longer class because their tenant's plan grew.
+	Moved int64
+	// Manifests of exports that rows changed after (an erasure, a grown plan): they stand for nothing and may be deleted.
+	Superseded []string
+	ExportedAt *time.Time
+	// Why the last step did not come about; null when it did.
+	Trouble *string
+}

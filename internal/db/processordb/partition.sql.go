@@ -10,31 +10,22 @@ import (
 	"time"
 )
 
-const ensurePartition = `-- name: EnsurePartition :exec
-SELECT core.ensure_partition($1, $2)
+const ensurePartition = `-- name: EnsurePartition :one
+SELECT core.ensure_partition($1, $2, $3::smallint)::boolean AS made
 `
 
 type EnsurePartitionParams struct {
 	ParentTable string
 	At          time.Time
+	Class       *int16
 }
 
-// Makes the partition of a table for an instant, with a leaf a retention class,
-// where it is missing.
-func (q *Queries) EnsurePartition(ctx context.Context, arg EnsurePartitionParams) error {
-	_, err := q.db.Exec(ctx, ensurePartition, arg.ParentTable, arg.At)
-	return err
-}
-
-const ensurePartitions = `-- name: EnsurePartitions :one
-SELECT core.ensure_partitions($1)::int AS made
-`
-
-// Makes what every time-partitioned table should have around an instant, and
-// gives the number of partitions made.
-func (q *Queries) EnsurePartitions(ctx context.Context, at time.Time) (int32, error) {
-	row := q.db.QueryRow(ctx, ensurePartitions, at)
-	var made int32
+// Makes the partition of a table for an instant, with a leaf a retention class
+// and for the one that is named (null: none), where it is missing; true when it
+// made something.
+func (q *Queries) EnsurePartition(ctx context.Context, arg EnsurePartitionParams) (bool, error) {
+	row := q.db.QueryRow(ctx, ensurePartition, arg.ParentTable, arg.At, arg.Class)
+	var made bool
 	err := row.Scan(&made)
 	return made, err
 }
@@ -43,8 +34,64 @@ const ensurePartitionsNow = `-- name: EnsurePartitionsNow :exec
 SELECT core.ensure_partitions(now())
 `
 
-// The same around the database's own time.
+// What should stand around the database's own time.
 func (q *Queries) EnsurePartitionsNow(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, ensurePartitionsNow)
 	return err
+}
+
+const partitionedTables = `-- name: PartitionedTables :many
+SELECT parent, step, behind, ahead, classes FROM core.partitioned_tables ORDER BY parent
+`
+
+// The tables that are partitioned by time.
+func (q *Queries) PartitionedTables(ctx context.Context) ([]CorePartitionedTable, error) {
+	rows, err := q.db.Query(ctx, partitionedTables)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []CorePartitionedTable
+	for rows.Next() {
+		var i CorePartitionedTable
+		if err := rows.Scan(
+			&i.Parent,
+			&i.Step,
+			&i.Behind,
+			&i.Ahead,
+			&i.Classes,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const retentionClasses = `-- name: RetentionClasses :many
+SELECT months FROM core.retention_classes ORDER BY months
+`
+
+// What retention classes there have been.
+func (q *Queries) RetentionClasses(ctx context.Context) ([]int16, error) {
+	rows, err := q.db.Query(ctx, retentionClasses)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []int16
+	for rows.Next() {
+		var months int16
+		if err := rows.Scan(&months); err != nil {
+			return nil, err
+		}
+		items = append(items, months)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

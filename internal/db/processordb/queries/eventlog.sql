@@ -37,13 +37,3 @@ SELECT e.last_seq, e.min_occurred, e.max_occurred, e.tenant_ids FROM core.event_
 WHERE e.lane = @lane AND e.first_seq >= (SELECT coalesce(max(s.first_seq), 0) FROM core.event_spans s WHERE s.lane = @lane AND s.first_seq <= sqlc.arg(after)::bigint + 1)
     AND e.last_seq > sqlc.arg(after)::bigint
 ORDER BY e.first_seq LIMIT sqlc.arg(max_rows)::bigint;
-
--- Reads a span's events back. Its times are the partition predicate, its tenants
--- and the lane find them by index.
--- name: EventsOfSpan :many
-SELECT event_id, tenant_id, cell_id, contact_id, kind, event_name, occurred_at, occurred_offset, received_at,
-    correlation_id, idempotency_key, properties::text AS properties, historical, lane, lane_seq
-FROM core.tracked_events
-WHERE occurred_at BETWEEN @min_occurred AND @max_occurred AND tenant_id = ANY(@tenants::uuid[]) AND lane = @lane
-    AND lane_seq > @after AND lane_seq <= @last_seq
-ORDER BY lane_seq LIMIT sqlc.arg(max_rows)::bigint;

@@ -1,0 +1,62 @@
+-- Detached tables that are not dropped, the oldest first: what a run takes up
+-- again. Sends come before the histories that say what became of them.
+-- name: OpenLeaves :many
+SELECT * FROM core.retention_ledger WHERE state <> 'dropped' ORDER BY lower_bound, retention_months, parent DESC;
+
+-- name: OpenLeaf :one
+SELECT * FROM core.retention_ledger WHERE run_id = @run_id;
+
+-- The newest entries of the ledger.
+-- name: RecentLeaves :many
+SELECT * FROM core.retention_ledger ORDER BY coalesce(dropped_at, 'infinity') DESC, detached_at DESC LIMIT sqlc.arg(max_rows)::bigint;
+
+-- name: MoveGrown :one
+SELECT core.move_grown(@run_id, @at)::bigint AS moved;
+
+-- name: HasGrown :one
+SELECT core.has_grown(@run_id, @at)::boolean AS grown;
+
+-- Keeps what the exporter wrote; no row where another has written since.
+-- name: LeafExported :execrows
+UPDATE core.retention_ledger SET state = 'exported', object = @object, rows = @rows, sha256 = @sha256, exported_at = @at, trouble = NULL
+WHERE run_id = @run_id AND export_run = @export_run AND state = 'detached';
+
+-- name: LeafVerified :execrows
+UPDATE core.retention_ledger SET state = 'verified', trouble = NULL WHERE run_id = @run_id AND export_run = @export_run AND state = 'exported';
+
+-- Makes an export void: its table has changed, or what was stored is not what was
+-- exported. The next one has a run, and so objects, of its own.
+-- name: ExportAgain :execrows
+UPDATE core.retention_ledger SET state = 'detached', superseded = superseded || object, object = NULL, rows = NULL, sha256 = NULL,
+    export_run = gen_random_uuid(), trouble = @trouble
+WHERE run_id = @run_id AND export_run = @export_run AND state IN ('exported', 'verified');
+
+-- name: LeafTrouble :exec
+UPDATE core.retention_ledger SET trouble = @trouble WHERE run_id = @run_id AND state <> 'dropped';
+
+-- name: LockDetached :exec
+SELECT core.lock_detached(@run_id);
+
+-- name: DetachedUnpublished :one
+SELECT core.detached_unpublished(@run_id)::bigint AS n;
+
+-- name: DropDetached :exec
+SELECT core.drop_detached(@run_id, @topic_retention, @at);
+
+-- name: EventLanes :many
+SELECT lane FROM core.outbox_lanes WHERE store = 'events' ORDER BY lane;
+
+-- name: TrimSpans :one
+SELECT core.trim_spans(@lane, @page)::bigint AS trimmed;
+
+-- Tenants with how long their plan keeps what they can look up.
+-- name: TenantHorizons :many
+SELECT t.tenant_id, p.retention_months FROM core.tenants t JOIN core.plans p USING (plan_id) ORDER BY t.tenant_id;
+
+-- name: DeleteWarnings :execrows
+DELETE FROM core.warnings w WHERE w.tenant_id = @tenant_id AND w.warning_id = ANY (ARRAY(
+    SELECT o.warning_id FROM core.warnings o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
+
+-- name: DeleteConflicts :execrows
+DELETE FROM core.idempotency_conflicts c WHERE c.tenant_id = @tenant_id AND c.recorded_at < @before AND c.conflict_id = ANY (ARRAY(
+    SELECT o.conflict_id FROM core.idempotency_conflicts o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
