@@ -23,6 +23,7 @@ type DeleteConflictsParams struct {
 	Page     int64
 }
 
+// Deletes a page of a tenant's key conflicts.
 func (q *Queries) DeleteConflicts(ctx context.Context, arg DeleteConflictsParams) (int64, error) {
 	result, err := q.db.Exec(ctx, deleteConflicts, arg.TenantID, arg.Before, arg.Page)
 	if err != nil {
@@ -42,6 +43,7 @@ type DeleteWarningsParams struct {
 	Page     int64
 }
 
+// Deletes a page of a tenant's warnings.
 func (q *Queries) DeleteWarnings(ctx context.Context, arg DeleteWarningsParams) (int64, error) {
 	result, err := q.db.Exec(ctx, deleteWarnings, arg.TenantID, arg.Before, arg.Page)
 	if err != nil {
@@ -54,6 +56,7 @@ const detachedUnpublished = `-- name: DetachedUnpublished :one
 SELECT core.detached_unpublished($1)::bigint AS n
 `
 
+// How many of its events no relay has passed.
 func (q *Queries) DetachedUnpublished(ctx context.Context, runID uuid.UUID) (int64, error) {
 	row := q.db.QueryRow(ctx, detachedUnpublished, runID)
 	var n int64
@@ -71,6 +74,7 @@ type DropDetachedParams struct {
 	At             time.Time
 }
 
+// Counts, notes its fence rows, drops it and closes its ledger row.
 func (q *Queries) DropDetached(ctx context.Context, arg DropDetachedParams) error {
 	_, err := q.db.Exec(ctx, dropDetached, arg.RunID, arg.TopicRetention, arg.At)
 	return err
@@ -80,6 +84,7 @@ const eventLanes = `-- name: EventLanes :many
 SELECT lane FROM core.outbox_lanes WHERE store = 'events' ORDER BY lane
 `
 
+// The lanes of events.
 func (q *Queries) EventLanes(ctx context.Context) ([]int32, error) {
 	rows, err := q.db.Query(ctx, eventLanes)
 	if err != nil {
@@ -131,6 +136,7 @@ type HasGrownParams struct {
 	At    time.Time
 }
 
+// Whether there is any.
 func (q *Queries) HasGrown(ctx context.Context, arg HasGrownParams) (bool, error) {
 	row := q.db.QueryRow(ctx, hasGrown, arg.RunID, arg.At)
 	var grown bool
@@ -177,6 +183,7 @@ type LeafTroubleParams struct {
 	RunID   uuid.UUID
 }
 
+// Notes why a step did not come about.
 func (q *Queries) LeafTrouble(ctx context.Context, arg LeafTroubleParams) error {
 	_, err := q.db.Exec(ctx, leafTrouble, arg.Trouble, arg.RunID)
 	return err
@@ -191,6 +198,7 @@ type LeafVerifiedParams struct {
 	ExportRun *uuid.UUID
 }
 
+// Notes that the stored objects hold what was exported.
 func (q *Queries) LeafVerified(ctx context.Context, arg LeafVerifiedParams) (int64, error) {
 	result, err := q.db.Exec(ctx, leafVerified, arg.RunID, arg.ExportRun)
 	if err != nil {
@@ -203,6 +211,7 @@ const lockDetached = `-- name: LockDetached :exec
 SELECT core.lock_detached($1)
 `
 
+// Keeps everybody away from a verified table until the transaction ends.
 func (q *Queries) LockDetached(ctx context.Context, runID uuid.UUID) error {
 	_, err := q.db.Exec(ctx, lockDetached, runID)
 	return err
@@ -217,6 +226,7 @@ type MoveGrownParams struct {
 	At    time.Time
 }
 
+// Moves what grown plans keep into its longer class; voids an export.
 func (q *Queries) MoveGrown(ctx context.Context, arg MoveGrownParams) (int64, error) {
 	row := q.db.QueryRow(ctx, moveGrown, arg.RunID, arg.At)
 	var moved int64
@@ -228,6 +238,7 @@ const openLeaf = `-- name: OpenLeaf :one
 SELECT run_id, parent, leaf, leaf_oid, lower_bound, upper_bound, retention_months, state, rows, object, sha256, detached_at, dropped_at, successor, export_run, moved, superseded, exported_at, trouble FROM core.retention_ledger WHERE run_id = $1
 `
 
+// One of the ledger, whatever its state.
 func (q *Queries) OpenLeaf(ctx context.Context, runID uuid.UUID) (CoreRetentionLedger, error) {
 	row := q.db.QueryRow(ctx, openLeaf, runID)
 	var i CoreRetentionLedger
@@ -256,7 +267,7 @@ func (q *Queries) OpenLeaf(ctx context.Context, runID uuid.UUID) (CoreRetentionL
 }
 
 const openLeaves = `-- name: OpenLeaves :many
-SELECT run_id, parent, leaf, leaf_oid, lower_bound, upper_bound, retention_months, state, rows, object, sha256, detached_at, dropped_at, successor, export_run, moved, superseded, exported_at, trouble FROM core.retention_ledger WHERE state <> 'dropped' ORDER BY lower_bound, retention_months, parent DESC
+SELECT run_id, parent, leaf, leaf_oid, lower_bound, upper_bound, retention_months, state, rows, object, sha256, detached_at, dropped_at, successor, export_run, moved, superseded, exported_at, trouble FROM core.retention_ledger WHERE state <> 'dropped' ORDER BY lower_bound, retention_months, parent = 'messaging.send_status_history', parent
 `
 
 // Detached tables that are not dropped, the oldest first: what a run takes up
@@ -302,10 +313,10 @@ func (q *Queries) OpenLeaves(ctx context.Context) ([]CoreRetentionLedger, error)
 }
 
 const recentLeaves = `-- name: RecentLeaves :many
-SELECT run_id, parent, leaf, leaf_oid, lower_bound, upper_bound, retention_months, state, rows, object, sha256, detached_at, dropped_at, successor, export_run, moved, superseded, exported_at, trouble FROM core.retention_ledger ORDER BY coalesce(dropped_at, 'infinity') DESC, detached_at DESC LIMIT $1::bigint
+SELECT run_id, parent, leaf, leaf_oid, lower_bound, upper_bound, retention_months, state, rows, object, sha256, detached_at, dropped_at, successor, export_run, moved, superseded, exported_at, trouble FROM core.retention_ledger WHERE state = 'dropped' ORDER BY dropped_at DESC, run_id LIMIT $1::bigint
 `
 
-// The newest entries of the ledger.
+// What went last.
 func (q *Queries) RecentLeaves(ctx context.Context, maxRows int64) ([]CoreRetentionLedger, error) {
 	rows, err := q.db.Query(ctx, recentLeaves, maxRows)
 	if err != nil {
@@ -385,6 +396,7 @@ type TrimSpansParams struct {
 	Page int32
 }
 
+// Deletes the oldest spans of a lane that lead nowhere any more, at most a page.
 func (q *Queries) TrimSpans(ctx context.Context, arg TrimSpansParams) (int64, error) {
 	row := q.db.QueryRow(ctx, trimSpans, arg.Lane, arg.Page)
 	var trimmed int64

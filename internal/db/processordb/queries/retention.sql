@@ -1,18 +1,21 @@
 -- Detached tables that are not dropped, the oldest first: what a run takes up
 -- again. Sends come before the histories that say what became of them.
 -- name: OpenLeaves :many
-SELECT * FROM core.retention_ledger WHERE state <> 'dropped' ORDER BY lower_bound, retention_months, parent DESC;
+SELECT * FROM core.retention_ledger WHERE state <> 'dropped' ORDER BY lower_bound, retention_months, parent = 'messaging.send_status_history', parent;
 
+-- One of the ledger, whatever its state.
 -- name: OpenLeaf :one
 SELECT * FROM core.retention_ledger WHERE run_id = @run_id;
 
--- The newest entries of the ledger.
+-- What went last.
 -- name: RecentLeaves :many
-SELECT * FROM core.retention_ledger ORDER BY coalesce(dropped_at, 'infinity') DESC, detached_at DESC LIMIT sqlc.arg(max_rows)::bigint;
+SELECT * FROM core.retention_ledger WHERE state = 'dropped' ORDER BY dropped_at DESC, run_id LIMIT sqlc.arg(max_rows)::bigint;
 
+-- Moves what grown plans keep into its longer class; voids an export.
 -- name: MoveGrown :one
 SELECT core.move_grown(@run_id, @at)::bigint AS moved;
 
+-- Whether there is any.
 -- name: HasGrown :one
 SELECT core.has_grown(@run_id, @at)::boolean AS grown;
 
@@ -21,6 +24,7 @@ SELECT core.has_grown(@run_id, @at)::boolean AS grown;
 UPDATE core.retention_ledger SET state = 'exported', object = @object, rows = @rows, sha256 = @sha256, exported_at = @at, trouble = NULL
 WHERE run_id = @run_id AND export_run = @export_run AND state = 'detached';
 
+-- Notes that the stored objects hold what was exported.
 -- name: LeafVerified :execrows
 UPDATE core.retention_ledger SET state = 'verified', trouble = NULL WHERE run_id = @run_id AND export_run = @export_run AND state = 'exported';
 
@@ -31,21 +35,27 @@ UPDATE core.retention_ledger SET state = 'detached', superseded = superseded || 
     export_run = gen_random_uuid(), trouble = @trouble
 WHERE run_id = @run_id AND export_run = @export_run AND state IN ('exported', 'verified');
 
+-- Notes why a step did not come about.
 -- name: LeafTrouble :exec
 UPDATE core.retention_ledger SET trouble = @trouble WHERE run_id = @run_id AND state <> 'dropped';
 
+-- Keeps everybody away from a verified table until the transaction ends.
 -- name: LockDetached :exec
 SELECT core.lock_detached(@run_id);
 
+-- How many of its events no relay has passed.
 -- name: DetachedUnpublished :one
 SELECT core.detached_unpublished(@run_id)::bigint AS n;
 
+-- Counts, notes its fence rows, drops it and closes its ledger row.
 -- name: DropDetached :exec
 SELECT core.drop_detached(@run_id, @topic_retention, @at);
 
+-- The lanes of events.
 -- name: EventLanes :many
 SELECT lane FROM core.outbox_lanes WHERE store = 'events' ORDER BY lane;
 
+-- Deletes the oldest spans of a lane that lead nowhere any more, at most a page.
 -- name: TrimSpans :one
 SELECT core.trim_spans(@lane, @page)::bigint AS trimmed;
 
@@ -53,10 +63,12 @@ SELECT core.trim_spans(@lane, @page)::bigint AS trimmed;
 -- name: TenantHorizons :many
 SELECT t.tenant_id, p.retention_months FROM core.tenants t JOIN core.plans p USING (plan_id) ORDER BY t.tenant_id;
 
+-- Deletes a page of a tenant's warnings.
 -- name: DeleteWarnings :execrows
 DELETE FROM core.warnings w WHERE w.tenant_id = @tenant_id AND w.warning_id = ANY (ARRAY(
     SELECT o.warning_id FROM core.warnings o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
 
+-- Deletes a page of a tenant's key conflicts.
 -- name: DeleteConflicts :execrows
 DELETE FROM core.idempotency_conflicts c WHERE c.tenant_id = @tenant_id AND c.recorded_at < @before AND c.conflict_id = ANY (ARRAY(
     SELECT o.conflict_id FROM core.idempotency_conflicts o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
