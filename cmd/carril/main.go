@@ -43,6 +43,9 @@ type cli struct {
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
 
+	Partitions partitionsCmd `cmd:"" help:"List, make and repair the partitions of time-partitioned tables."`
+	Retention  retentionCmd  `cmd:"" help:"See and run what plans do not keep any longer: export, verify, drop."`
+
 	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
 	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`
 	Bench     benchCmd     `cmd:"" help:"Measure each part against a baseline in the same run."`

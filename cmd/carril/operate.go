@@ -44,7 +44,7 @@ func (e *environment) database(ctx context.Context) (*pgxpool.Pool, error) {
 	if e.set.PostgresURL == "" {
 		return nil, fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set, and no `carril dev` has run in this folder", app.ErrConfig)
 	}
-	pool, err := pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 2})
+	pool, err := pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 4})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", app.ErrConfig, err)
 	}

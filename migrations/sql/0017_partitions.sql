@@ -21,7 +21,7 @@ CREATE TRIGGER plans_class AFTER INSERT OR UPDATE OF retention_months ON core.pl
 -- +goose StatementBegin
 CREATE FUNCTION core.partition_tree(parent_table text) RETURNS TABLE (
     part oid, name text, step oid, lower_bound timestamptz, upper_bound timestamptz, retention_months smallint, is_leaf boolean, is_default boolean)
-LANGUAGE sql STABLE SET search_path = pg_catalog SET timezone = 'UTC' SET datestyle = 'ISO, YMD' AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog SET timezone = 'UTC' SET datestyle = 'ISO, YMD' SET lock_timeout = '1s' AS $$
     WITH steps AS MATERIALIZED (
         SELECT c.oid, c.relkind, b.bound, substring(b.bound FROM $r$FROM \('([^']+)'\)$r$)::timestamptz AS lo, substring(b.bound FROM $r$TO \('([^']+)'\)$r$)::timestamptz AS hi
         FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bound) b

@@ -159,17 +159,17 @@ func EnsureAhead(ctx context.Context, pool *pgxpool.Pool, now time.Time) (made i
 		parent string
 		at     int64
 	}
-	done := map[step]bool{}
+	done, locked := map[step]bool{}, map[string]bool{}
 	var errs []error
 	for _, m := range missing {
 		k := step{m.Parent, m.From.Unix()}
-		if done[k] {
+		if done[k] || locked[m.Parent] {
 			continue
 		}
 		done[k] = true
 		ok, err := Make(ctx, pool, m.Parent, m.From, 0)
 		if err != nil {
-			errs = append(errs, err)
+			errs, locked[m.Parent] = append(errs, err), true // the table's other steps wait for the same
 		} else if ok {
 			made++
 		}

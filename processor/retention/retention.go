@@ -86,8 +86,10 @@ type Deps struct {
 	Pool     *pgxpool.Pool // direct, or through a pooler: nothing is kept between transactions
 	Exporter Exporter      // nil: no storage; leaves stay, and every run says so
 	Log      *slog.Logger
-	Metrics  *Metrics         // nil: not measured
-	Now      func() time.Time // the clock by which leaves fall due
+	Metrics  *Metrics // nil: not measured
+	// Now is the clock by which things fall due. Nil: the database's, so that no
+	// process whose clock has run ahead drops what is not due.
+	Now func() time.Time
 }
 
 // Metrics of the job.
@@ -117,11 +119,12 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Job is the retention job. One process at a time runs it; two would only do
-// work in vain: every step compares what it changes.
+// Job is the retention job, for one goroutine. One process at a time runs it; two
+// would only do work in vain: every step compares what it changes.
 type Job struct {
 	cfg  Config
 	deps Deps
+	at   time.Time // of this run
 	// probe is asked at each point where a process may die; a test's error there
 	// is a death.
 	probe func(point string) error
@@ -183,7 +186,11 @@ func (j *Job) say(ctx context.Context, res Result, err error) {
 // all of them.
 func (j *Job) RunOnce(ctx context.Context) (Result, error) {
 	res := Result{Trimmed: map[string]int64{}}
-	err := errors.Join(j.leaves(ctx, &res), j.sweepEmpty(ctx, &res), j.trim(ctx, &res), j.standing(ctx, &res))
+	err := j.look(ctx)
+	if err != nil {
+		return res, j.counted(err)
+	}
+	err = errors.Join(j.leaves(ctx, &res), j.sweepEmpty(ctx, &res), j.trim(ctx, &res), j.standing(ctx, &res))
 	if m := j.deps.Metrics; m != nil {
 		m.due.Set(float64(res.Due))
 		m.detached.Set(float64(res.Open))
@@ -202,7 +209,12 @@ func (j *Job) leaves(ctx context.Context, res *Result) error {
 		return fmt.Errorf("read the retention ledger: %w", err)
 	}
 	var errs []error
+	var histories []uuid.UUID
 	for _, l := range open {
+		if l.Parent == History { // after the sends that they tell about
+			histories = append(histories, l.RunID)
+			continue
+		}
 		errs = append(errs, j.counted(j.finish(ctx, l.RunID, res)))
 	}
 	due, err := dueLeaves(ctx, j.deps.Pool, j.now())
@@ -213,6 +225,9 @@ func (j *Job) leaves(ctx context.Context, res *Result) error {
 		if !d.Empty && ctx.Err() == nil {
 			errs = append(errs, j.counted(j.begin(ctx, d, res)))
 		}
+	}
+	for _, run := range histories {
+		errs = append(errs, j.counted(j.finish(ctx, run, res)))
 	}
 	return errors.Join(append(errs, ctx.Err())...)
 }
@@ -268,7 +283,19 @@ func (j *Job) sendsFirst(ctx context.Context, from time.Time, class int16) (stri
 	return "the sends of the same month and class go first", nil
 }
 
-func (j *Job) now() time.Time { return j.deps.Now() }
+func (j *Job) now() time.Time { return j.at }
+
+// look takes the time of a run.
+func (j *Job) look(ctx context.Context) error {
+	if j.deps.Now != nil {
+		j.at = j.deps.Now()
+		return nil
+	}
+	if err := j.deps.Pool.QueryRow(ctx, `SELECT now()`).Scan(&j.at); err != nil {
+		return fmt.Errorf("ask the database for the time: %w", err)
+	}
+	return nil
+}
 
 // standing counts what is left.
 func (j *Job) standing(ctx context.Context, res *Result) error {

@@ -47,6 +47,9 @@ type Entry struct {
 // Status changes nothing; recent bounds what went lately. A run now would take
 // what is due and waits for nothing.
 func (j *Job) Status(ctx context.Context, recent int) (*Status, error) {
+	if err := j.look(ctx); err != nil {
+		return nil, err
+	}
 	s := &Status{Storage: j.deps.Exporter != nil, Due: []Due{}, Open: []Entry{}, Gone: []Entry{}}
 	leaves, err := dueLeaves(ctx, j.deps.Pool, j.now())
 	if err != nil {

@@ -93,7 +93,7 @@ func (j *Job) trim(ctx context.Context, res *Result) error {
 // transaction of its own, unless something of it is open.
 func (j *Job) trimDays(ctx context.Context, parent string, before time.Time, res *Result) error {
 	rows, err := j.deps.Pool.Query(ctx, `SELECT t.part, t.name FROM core.partition_tree($1) t
-WHERE t.is_leaf AND NOT t.is_default AND t.upper_bound <= $2 ORDER BY t.lower_bound`, parent, before)
+WHERE t.is_leaf AND NOT t.is_default AND t.upper_bound <= $2 AND t.upper_bound < now() - interval '1 day' ORDER BY t.lower_bound`, parent, before)
 	if err != nil {
 		return fmt.Errorf("look for past days of %s: %w", parent, err)
 	}

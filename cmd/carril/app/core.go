@@ -24,6 +24,7 @@ import (
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/taxonomy"
+	"github.com/softcrum/carril/processor/retention"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -65,6 +66,8 @@ type App struct {
 	schemas       *taxonomy.Registry // nil until a role asks for it
 	readies       []readiness
 	stopping      atomic.Bool
+	months        bool               // readiness asks for the months ahead
+	exporter      retention.Exporter // nil until maintain makes it; nil afterwards: no storage
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.
 	API, Ops string

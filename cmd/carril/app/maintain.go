@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/softcrum/carril/dispatcher/feeder"
 	"github.com/softcrum/carril/dispatcher/lane"
 	"github.com/softcrum/carril/dispatcher/rail"
@@ -12,6 +14,7 @@ import (
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/processor/eventlog"
 	"github.com/softcrum/carril/processor/partition"
+	"github.com/softcrum/carril/processor/retention"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -28,12 +31,16 @@ func (a *App) startContactRelays() {
 
 // startMaintain runs the jobs of which one process of N is active.
 func (a *App) startMaintain(ctx context.Context) error {
-	parts := partition.NewJob(partition.JobConfig{}, a.direct, a.log, a.reg, time.Now)
+	parts := partition.NewJob(partition.JobConfig{ListenURL: a.set.direct()}, a.direct, a.log, a.reg, time.Now)
 	a.stack.Go(lifecyclePart("partitions", func(ctx context.Context) error {
 		return lease.Run(ctx, a.direct, lease.Config{Name: "maintain:partitions", Holder: owner()}, a.log, func(ctx context.Context, _ *lease.Lease) error {
 			return parts.Run(ctx)
 		})
 	}))
+	a.watchMonths()
+	if err := a.startRetention(ctx); err != nil {
+		return err
+	}
 	d, err := a.dispatching()
 	if err != nil {
 		return err
@@ -48,6 +55,44 @@ func (a *App) startMaintain(ctx context.Context) error {
 		}
 	}
 	return a.startMatcher(ctx)
+}
+
+// NewExporter makes what retention exports with; nil: there is no storage, and
+// then no leaf is exported or dropped.
+func NewExporter(_ Settings, _ *pgxpool.Pool) (retention.Exporter, error) {
+	return nil, nil //nolint:nilnil // no storage is a state, not a failure
+}
+
+// startRetention runs the retention job, on a pool of its own: an export reads a
+// month.
+func (a *App) startRetention(ctx context.Context) error {
+	pool, err := a.pool(ctx, "retention", a.set.direct(), 4)
+	if err != nil {
+		return err
+	}
+	if a.exporter == nil {
+		if a.exporter, err = NewExporter(a.set, pool); err != nil {
+			return err
+		}
+	}
+	job := retention.NewJob(retention.Config{}, retention.Deps{Pool: pool, Exporter: a.exporter, Log: a.log, Metrics: retention.NewMetrics(a.reg)})
+	a.stack.Go(lifecyclePart("retention", func(ctx context.Context) error {
+		return lease.Run(ctx, a.direct, lease.Config{Name: retention.Lease, Holder: owner()}, a.log, func(ctx context.Context, _ *lease.Lease) error {
+			return job.Run(ctx)
+		})
+	}))
+	return nil
+}
+
+// watchMonths has /readyz say when the coming months do not stand (faults P14).
+func (a *App) watchMonths() {
+	if a.months {
+		return
+	}
+	a.months = true
+	ahead := partition.NewAhead(a.side, time.Now)
+	a.readies = append(a.readies, readiness{name: "partitions", now: ahead.Err,
+		wait: func(context.Context) error { return nil }}) // what is missing is being made
 }
 
 // startMonitor watches a channel's transactional rail: marketing yields on its

@@ -51,6 +51,7 @@ func (a *App) startProcess(ctx context.Context) error {
 		}
 	}
 	a.startContactRelays()
+	a.watchMonths()
 	return nil
 }
 
