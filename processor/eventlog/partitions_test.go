@@ -96,6 +96,8 @@ func TestMissingPartition(t *testing.T) { // faults F25
 	b.Exec(`DROP TABLE core.tracked_events_202507`) // with the row "seen"
 	send(60)                                        // land in DEFAULT, and are moved
 	b.Await(sent+1, eventCount)
+	empty := func() bool { return b.Count(`SELECT count(*) FROM core.tracked_events_default`) == 0 }
+	b.Eventually("DEFAULT is empty", empty)
 	b.Exec(`ALTER TABLE core.tracked_events_202507 DETACH PARTITION core.tracked_events_202507_r13`) // one class alone: 23514
 	send(60)
 	b.Await(sent+1, `SELECT (SELECT count(*) FROM core.tracked_events WHERE occurred_at > '-infinity') + (SELECT count(*) FROM core.tracked_events_202507_r13)`)
@@ -106,7 +108,7 @@ func TestMissingPartition(t *testing.T) { // faults F25
 	b.SendEvents(b.Event("beside a stray", "a.b", stray, anybody, `{}`))
 	b.Await(2, eventCount+` AND tableoid::regclass::text = 'core.tracked_events_202505_r13'`)
 
-	b.Eventually("DEFAULT is empty", func() bool { return b.Count(`SELECT count(*) FROM core.tracked_events_default`) == 0 })
+	b.Eventually("DEFAULT is empty", empty)
 	require.Equal(t, sent+3, b.Count(`SELECT count(*) FROM core.event_keys`), "each key once")
 	require.Zero(t, b.Count(`SELECT count(*) FROM core.dead_letters`), "never poison")
 }

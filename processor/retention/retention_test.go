@@ -73,6 +73,21 @@ func TestRetention(t *testing.T) {
 		require.Len(t, b.run().Dropped, 1)
 	})
 
+	t.Run("IsNotDroppedWhileItHoldsUnpublishedEvents", func(t *testing.T) { // I34
+		t.Parallel()
+		b := newBench(t)
+		b.event("first", due, 13, true)
+		b.event("committed after the look", due, 13, false)
+		b.exec(`SELECT core.detach_leaf('core.tracked_events', 'core.tracked_events_202509_r13', gen_random_uuid())`)
+		res := b.run()
+		require.Empty(t, res.Dropped)
+		require.Equal(t, "1 of its events are not published yet", res.Held[0].Reason)
+		require.Equal(t, 2, b.count(everywhere))
+		require.Equal(t, 1, b.count(`SELECT count(*) FROM core.retention_ledger WHERE state = 'verified'`))
+		b.publish()
+		require.Len(t, b.run().Dropped, 1)
+	})
+
 	t.Run("ALateRecordOfADroppedMonthIsExportedUnderAnotherName", func(t *testing.T) { // I24
 		t.Parallel()
 		b := newBench(t)
