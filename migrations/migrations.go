@@ -7,10 +7,12 @@ import (
 	"context"
 	"database/sql"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -56,6 +58,9 @@ func newProvider(db *sql.DB) (*goose.Provider, error) {
 	return p, nil
 }
 
+// lockTries of partitions whose locks others hold; each waits a second at most.
+const lockTries = 10
+
 // EnsurePartitions makes what every time-partitioned table should have around
 // now; it gives the number of partitions made.
 func EnsurePartitions(ctx context.Context, url string) (int, error) {
@@ -64,9 +69,16 @@ func EnsurePartitions(ctx context.Context, url string) (int, error) {
 		return 0, fmt.Errorf("connect to make partitions: %w", err)
 	}
 	defer conn.Close(ctx)
-	var made int
-	if err := conn.QueryRow(ctx, "SELECT core.ensure_partitions(now())").Scan(&made); err != nil {
-		return 0, fmt.Errorf("make partitions: %w", err)
+	for try := 1; ; try++ {
+		var made int
+		err := conn.QueryRow(ctx, "SELECT core.ensure_partitions(now())").Scan(&made)
+		var pe *pgconn.PgError
+		if errors.As(err, &pe) && pe.Code == "55P03" && try < lockTries {
+			continue // it has waited a second already
+		}
+		if err != nil {
+			return 0, fmt.Errorf("make partitions: %w", err)
+		}
+		return made, nil
 	}
-	return made, nil
 }

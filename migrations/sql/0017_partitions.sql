@@ -170,7 +170,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION core.stray_months() RETURNS TABLE (parent text, default_table text, lower_bound timestamptz, rows bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog SET timezone = 'UTC' AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog SET timezone = 'UTC' AS $$
 DECLARE
     d record;
 BEGIN
@@ -198,8 +198,8 @@ COMMENT ON FUNCTION core.move_strays IS 'Moves rows from a DEFAULT partition int
 COMMENT ON FUNCTION core.ensure_partitions IS 'Makes what every time-partitioned table should have around an instant, in one transaction; the number of partitions made. On a busy database make them one by one instead (carril partitions ensure).';
 COMMENT ON FUNCTION core.stray_months IS 'How many rows lie in the DEFAULT partitions, by step; any is an incident.';
 COMMENT ON FUNCTION core.notice_stray IS 'Tells maintenance at once that a row went into a DEFAULT partition; costs nothing where none does.';
-REVOKE ALL ON FUNCTION core.ensure_partition FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION core.ensure_partition TO carril_app;
+REVOKE ALL ON FUNCTION core.ensure_partition, core.stray_months FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION core.ensure_partition, core.stray_months TO carril_app;
 
 -- +goose Down
 DROP TRIGGER stray ON messaging.send_status_history_default;

@@ -32,7 +32,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog SET timezone = 'UTC' AS $$
     ORDER BY t.lower_bound, t.retention_months, p.parent
 $$;
 
-CREATE FUNCTION core.is_empty(rel regclass) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+CREATE FUNCTION core.is_empty(rel regclass) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
     found boolean;
 BEGIN
@@ -332,7 +332,7 @@ DO $$
 DECLARE
     f text;
 BEGIN
-    FOREACH f IN ARRAY ARRAY['core.detach_leaf(text, regclass, uuid)', 'core.has_grown(uuid, timestamptz)', 'core.move_grown(uuid, timestamptz)', 'core.lock_detached(uuid)',
+    FOREACH f IN ARRAY ARRAY['core.is_empty(regclass)', 'core.detach_leaf(text, regclass, uuid)', 'core.has_grown(uuid, timestamptz)', 'core.move_grown(uuid, timestamptz)', 'core.lock_detached(uuid)',
         'core.detached_unpublished(uuid)', 'core.drop_detached(uuid, interval, timestamptz)', 'core.drop_empty_leaf(text, regclass)',
         'core.drop_empty_step(text, regclass)', 'core.drop_day(text, regclass)', 'core.trim_spans(integer, integer)'] LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
