@@ -65,7 +65,9 @@ func TestMonthChange(t *testing.T) { // FS-CORE-0006 AC6, faults F24
 			require.Equal(t, n, b.Count(`SELECT count(DISTINCT event_id) FROM core.tracked_events WHERE occurred_at > '-infinity'`))
 			require.Zero(t, b.Count(`SELECT count(*) FROM core.tracked_events_default`))
 			require.Zero(t, b.Count(`SELECT count(*) FROM core.dead_letters`))
-			b.Eventually("months ahead", func() bool { return b.Count(`SELECT count(*) FROM core.missing_partitions($1) WHERE steps >= 0`, edge) == 0 })
+			b.Eventually("months ahead", func() bool {
+				return b.Count(`SELECT count(*) FROM core.missing_partitions($1) WHERE steps >= 0`, edge) == 0
+			})
 		})
 	}
 }

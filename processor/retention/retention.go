@@ -101,14 +101,15 @@ type Metrics struct {
 
 // NewMetrics registers the job's metrics.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-	}
 	m := &Metrics{
-		due:      gauge("carril_retention_due_leaves", "Leaves with rows that are older than their class and still attached after a run."),
-		detached: gauge("carril_retention_detached_leaves", "Detached tables that are not exported and dropped after a run."),
-		held:     gauge("carril_retention_held_leaves", "Leaves that wait for something else: a relay that lags, sends before their history, storage."),
-		lastGood: gauge("carril_retention_last_success_seconds", "When a run last ended without a failure, in unix time."),
+		due: prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_retention_due_leaves",
+			Help: "Leaves with rows that are older than their class and still attached after a run."}),
+		detached: prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_retention_detached_leaves",
+			Help: "Detached tables that are not exported and dropped after a run."}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_retention_held_leaves",
+			Help: "Partitions that wait for something else: a relay that lags, an open job, sends before their history, storage."}),
+		lastGood: prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_retention_last_success_seconds",
+			Help: "When a run last ended without a failure, in unix time."}),
 		dropped:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "carril_retention_dropped_total", Help: "Leaves exported, verified and dropped."}, []string{"table"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "carril_retention_failures_total", Help: "Steps of retention that failed; each is tried again by the next run."}),
 	}
