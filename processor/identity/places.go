@@ -40,9 +40,10 @@ func NewPlaces(n int) *Places {
 	return &Places{half: max(1, n/2), seed: maphash.MakeSeed(), now: map[uint64]pgtype.TID{}}
 }
 
-// known gives the places of those keys that it knows.
-func (p *Places) known(ids []*ident) []pgtype.TID {
-	at := make([]pgtype.TID, 0, len(ids))
+// known gives the places of those keys that it knows, and which of them each was
+// asked for; of two that share one, the last: the other is looked up.
+func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[pgtype.TID]*ident) {
+	at, who = make([]pgtype.TID, 0, len(ids)), make(map[pgtype.TID]*ident, len(ids))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range ids {
@@ -55,9 +56,10 @@ func (p *Places) known(ids []*ident) []pgtype.TID {
 		}
 		if ok {
 			at = append(at, place)
+			who[place] = id
 		}
 	}
-	return at
+	return at, who
 }
 
 func (p *Places) remember(k key, at pgtype.TID) {

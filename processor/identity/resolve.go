@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,22 +20,39 @@ func NewResolver(p *Places) *Resolver { return &Resolver{p} }
 
 // Resolve does what the function does.
 func (r *Resolver) Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
-	return resolve(ctx, tx, inputs, r.places)
+	return Prepare(inputs).resolve(ctx, tx, r.places)
+}
+
+// ResolvePrepared does what Resolve does for inputs that were prepared ahead. It
+// uses p up.
+func (r *Resolver) ResolvePrepared(ctx context.Context, tx pgx.Tx, p *Prepared) (*Outcome, error) {
+	return p.resolve(ctx, tx, r.places)
 }
 
 // Resolve finds or makes the contact of each input, in order: an identify
 // followed by a track of the same person in one batch sees it. It writes
 // contacts, identifiers, merges, conflicts and traits inside tx.
 func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
-	return resolve(ctx, tx, inputs, nil)
+	return Prepare(inputs).resolve(ctx, tx, nil)
 }
 
-func resolve(ctx context.Context, tx pgx.Tx, inputs []Input, places *Places) (*Outcome, error) {
-	b := &batch{
-		inputs: inputs, now: time.Now().UTC(), out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, places: places,
-		idents: make(map[key]*ident, 2*len(inputs)), people: make(map[uuid.UUID]*person, len(inputs)), touched: map[*person]int{},
-	}
+// Prepared are inputs whose identifiers are read, made distinct and sorted: what
+// identity can do before its transaction begins. It serves one call.
+type Prepared struct{ b *batch }
+
+// Prepare reads inputs ahead.
+func Prepare(inputs []Input) *Prepared {
+	b := &batch{inputs: inputs, out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, idents: make(map[key]*ident, 2*len(inputs))}
 	b.parse()
+	// In the index's order, so that neighbours are found on the same page.
+	slices.SortFunc(b.distinct, func(x, y *ident) int { return x.compare(y.key) })
+	return &Prepared{b}
+}
+
+func (p *Prepared) resolve(ctx context.Context, tx pgx.Tx, places *Places) (*Outcome, error) {
+	b, inputs := p.b, p.b.inputs
+	b.now, b.places = time.Now().UTC(), places
+	b.people, b.touched = make(map[uuid.UUID]*person, len(inputs)), map[*person]int{}
 	if err := b.load(ctx, tx); err != nil {
 		return nil, err
 	}
