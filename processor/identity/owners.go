@@ -15,8 +15,12 @@ import (
 	"github.com/softcrum/carril/internal/stream"
 )
 
-// These three are not sqlc's, which knows no ctid.
+// These are not sqlc's, which knows no ctid.
 const (
+	// The rows that a transaction has written behind a block.
+	ownRows = `SELECT ctid, tenant_id, kind, value, contact_id FROM core.contact_identifiers
+WHERE ctid >= $1::tid AND xmin = pg_current_xact_id()::xid`
+	endOfTable     = `SELECT pg_relation_size('core.contact_identifiers') / current_setting('block_size')::bigint`
 	ownersAtPlaces = `SELECT ctid, tenant_id, kind, value, contact_id FROM core.contact_identifiers WHERE ctid = ANY($1::tid[])`
 	// OFFSET 0 keeps the planner at one descent a key, whatever it thinks of the
 	// table's size.
@@ -44,14 +48,22 @@ func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
 			}
 		}
 	}
-	var tenants []uuid.UUID
-	var kinds, values []string
+	var left []*ident
 	for _, id := range b.distinct {
 		if !id.found {
-			tenants, kinds, values = append(tenants, id.tenant), append(kinds, id.kind), append(values, id.value)
+			left = append(left, id)
 		}
 	}
-	if len(tenants) > 0 {
+	if len(left) > 0 {
+		if err := b.noteEnd(ctx, tx, len(left)); err != nil {
+			return err
+		}
+		// In the index's order, so that neighbours are found on the same page.
+		slices.SortFunc(left, func(x, y *ident) int { return x.compare(y.key) })
+		tenants, kinds, values := make([]uuid.UUID, len(left)), make([]string, len(left)), make([]string, len(left))
+		for i, id := range left {
+			tenants[i], kinds[i], values[i] = id.tenant, id.kind, id.value
+		}
 		if err := b.readOwners(ctx, tx, tenants, kinds, values); err != nil {
 			return err
 		}
@@ -62,7 +74,7 @@ func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
 // readPlaces notes who owns what stands where it was last seen; at a place may
 // stand what nobody asked for. It reads the rows as they come: there are some for
 // every event.
-func readPlaces(ctx context.Context, tx pgx.Tx, at []pgtype.TID, who map[pgtype.TID]*ident) error {
+func readPlaces(ctx context.Context, tx pgx.Tx, at []pgtype.TID, who map[uint64]*ident) error {
 	rows, err := tx.Query(ctx, ownersAtPlaces, at)
 	if err != nil {
 		return fmt.Errorf("look identifiers up where they were: %w", err)
@@ -74,7 +86,7 @@ func readPlaces(ctx context.Context, tx pgx.Tx, at []pgtype.TID, who map[pgtype.
 		if len(place) != 6 || len(tenant) != 16 || len(contact) != 16 { // not binary: the look-up by key serves
 			continue
 		}
-		id := who[pgtype.TID{BlockNumber: binary.BigEndian.Uint32(place), OffsetNumber: binary.BigEndian.Uint16(place[4:]), Valid: true}]
+		id := who[spot(binary.BigEndian.Uint32(place), binary.BigEndian.Uint16(place[4:]))]
 		if id != nil && uuid.UUID(tenant) == id.tenant && string(v[2]) == id.kind && string(v[3]) == id.value {
 			id.found, id.contact = true, uuid.UUID(contact)
 		}
@@ -183,8 +195,7 @@ func (b *batch) plain(i int) bool {
 	return true
 }
 
-// attachAll writes the batch's new identifiers, and learns their places where
-// they are few; of many, at the first look-up by key.
+// attachAll writes the batch's new identifiers and learns their places.
 func (b *batch) attachAll(ctx context.Context, tx pgx.Tx) error {
 	if len(b.added) == 0 {
 		return nil
@@ -225,9 +236,37 @@ func (b *batch) copyIdentifiers(ctx context.Context, tx pgx.Tx) error {
 	})
 	switch {
 	case err == nil:
-		return nil
+		return b.learnCopied(ctx, tx)
 	case pg.FaultOf(err) == pg.FaultRace:
 		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
 	}
 	return fmt.Errorf("attach %d identifiers: %w", len(b.added), err)
+}
+
+// noteEnd asks where the table ends, with the look-up that follows, where many
+// identifiers may be new.
+func (b *batch) noteEnd(ctx context.Context, tx pgx.Tx, unknown int) error {
+	if b.places == nil || unknown < copyFrom {
+		return nil
+	}
+	err := pg.Queue(ctx, tx, func(row pgx.Row) error { return row.Scan(&b.end) }, endOfTable)
+	if err != nil {
+		return fmt.Errorf("ask where identifiers end: %w", err)
+	}
+	return nil
+}
+
+// learnCopied finds the places of what a COPY, which tells none, has written: most
+// of it stands behind the table's former end. What lies elsewhere is learnt at its
+// first look-up by key.
+func (b *batch) learnCopied(ctx context.Context, tx pgx.Tx) error {
+	if b.places == nil || b.end == nil {
+		return nil
+	}
+	err := owners(ctx, tx, func(k key, _ uuid.UUID, at pgtype.TID) { b.places.remember(k, at) },
+		ownRows, pgtype.TID{BlockNumber: uint32(max(0, *b.end-1)), Valid: true})
+	if err != nil {
+		return fmt.Errorf("find %d identifiers where they were written: %w", len(b.added), err)
+	}
+	return nil
 }

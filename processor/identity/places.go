@@ -42,8 +42,8 @@ func NewPlaces(n int) *Places {
 
 // known gives the places of those keys that it knows, and which of them each was
 // asked for; of two that share one, the last: the other is looked up.
-func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[pgtype.TID]*ident) {
-	at, who = make([]pgtype.TID, 0, len(ids)), make(map[pgtype.TID]*ident, len(ids))
+func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[uint64]*ident) {
+	at, who = make([]pgtype.TID, 0, len(ids)), make(map[uint64]*ident, len(ids))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range ids {
@@ -56,11 +56,14 @@ func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[pgtype.TID]*ident
 		}
 		if ok {
 			at = append(at, place)
-			who[place] = id
+			who[spot(place.BlockNumber, place.OffsetNumber)] = id
 		}
 	}
 	return at, who
 }
+
+// spot is a place as a number.
+func spot(block uint32, offset uint16) uint64 { return uint64(block)<<16 | uint64(offset) }
 
 func (p *Places) remember(k key, at pgtype.TID) {
 	p.mu.Lock()

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,7 +35,7 @@ func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
 	return Prepare(inputs).resolve(ctx, tx, nil)
 }
 
-// Prepared are inputs whose identifiers are read, made distinct and sorted: what
+// Prepared are inputs whose identifiers are read and made distinct: what
 // identity can do before its transaction begins. It serves one call.
 type Prepared struct{ b *batch }
 
@@ -44,8 +43,6 @@ type Prepared struct{ b *batch }
 func Prepare(inputs []Input) *Prepared {
 	b := &batch{inputs: inputs, out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, idents: make(map[key]*ident, 2*len(inputs))}
 	b.parse()
-	// In the index's order, so that neighbours are found on the same page.
-	slices.SortFunc(b.distinct, func(x, y *ident) int { return x.compare(y.key) })
 	return &Prepared{b}
 }
 
@@ -87,6 +84,7 @@ type batch struct {
 	added    []addition
 	touched  map[*person]int // people whose known state rose, by the input that did it
 	clashes  []clash
+	end      *int64 // blocks that identifiers filled before the batch; nil: not asked
 }
 
 type merge struct {
