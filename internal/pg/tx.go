@@ -26,6 +26,11 @@ type Tx struct {
 	saves int           // savepoints made, which names them
 }
 
+const (
+	begin  = "begin"
+	commit = "commit"
+)
+
 // Begin takes a connection for a transaction. Nothing is sent before the first
 // statement.
 func Begin(ctx context.Context, pool *pgxpool.Pool) (*Tx, error) {
@@ -34,7 +39,7 @@ func Begin(ctx context.Context, pool *pgxpool.Pool) (*Tx, error) {
 		return nil, err
 	}
 	t := &Tx{conn: conn, queue: &pgx.Batch{}}
-	t.queue.Queue("BEGIN")
+	t.queue.Queue(begin)
 	return t, nil
 }
 
@@ -213,10 +218,11 @@ func (t *Tx) Commit(ctx context.Context) error {
 	}
 	b := t.take()
 	if b == nil {
-		b = &pgx.Batch{}
+		tag, err := t.conn.Exec(ctx, commit)
+		return t.committed(tag, err)
 	}
 	queued := b.QueuedQueries
-	b.Queue("COMMIT")
+	b.Queue(commit)
 	res := t.conn.SendBatch(ctx, b)
 	for _, q := range queued {
 		if err := readQueued(res, q); err != nil {
@@ -229,10 +235,15 @@ func (t *Tx) Commit(ctx context.Context) error {
 		}
 	}
 	tag, err := res.Exec()
-	if err = errors.Join(err, closed(res, err)); err == nil && tag.String() == "ROLLBACK" {
-		err = pgx.ErrTxCommitRollback
-	}
+	return t.committed(tag, errors.Join(err, closed(res, err)))
+}
+
+// committed ends the transaction by what became of its commit.
+func (t *Tx) committed(tag pgconn.CommandTag, err error) error {
 	t.end()
+	if err == nil && tag.String() == "ROLLBACK" {
+		return pgx.ErrTxCommitRollback
+	}
 	return err
 }
 
@@ -250,7 +261,7 @@ func (t *Tx) Rollback(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	t.queue = &pgx.Batch{}
-	_, err := t.conn.Exec(ctx, "ROLLBACK") // no more than a warning where BEGIN was never sent
+	_, err := t.conn.Exec(ctx, "rollback") // no more than a warning where begin was never sent
 	if err != nil {
 		_ = t.conn.Conn().Close(ctx)
 	}
