@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/testkit"
 )
 
@@ -27,8 +28,20 @@ type bundle struct {
 	memory *Resolver
 }
 
-// asked counts the look-ups by key.
+// asked counts the look-ups by key, alone or with others.
 type asked struct{ byKey int }
+
+func (*asked) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (a *asked) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	if q.SQL == ownersByKey {
+		a.byKey++
+	}
+}
+
+func (*asked) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 func (a *asked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	if q.SQL == ownersByKey {
@@ -68,6 +81,27 @@ func (b *bundle) resolve(identifiers string) (contact uuid.UUID) {
 	})
 	require.NoError(b, err)
 	return contact
+}
+
+// crowd are events of n people.
+func (b *bundle) crowd(n int) []Input {
+	in := make([]Input, n)
+	for i := range in {
+		in[i] = Input{TenantID: b.tenant, CellID: "cell-1", EventID: ids.New(), OccurredAt: time.Now(),
+			Identifiers: fmt.Sprintf(`{"external_id":"u-%d","email":"u-%d@example.com"}`, i, i)}
+	}
+	return in
+}
+
+// resolveAll resolves events in one transaction that saves round trips.
+func (b *bundle) resolveAll(pool *pgxpool.Pool, in []Input) []uuid.UUID {
+	b.Helper()
+	tx, err := pg.Begin(b.Context(), pool)
+	require.NoError(b, err)
+	out, err := b.memory.Resolve(b.Context(), tx, in)
+	require.NoError(b, err)
+	require.NoError(b, tx.Commit(b.Context()))
+	return out.Contacts
 }
 
 func TestPlaces(t *testing.T) {
@@ -116,6 +150,46 @@ func TestPlaces(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, tx.Rollback(t.Context()))
 		require.NotEqual(t, out.Contacts[0], b.resolve(ana))
+	})
+
+	t.Run("AreLearntOfManyWhoComeAtOnce", func(t *testing.T) {
+		b := setup(t)
+		crowd := b.crowd(150)
+		made := b.resolveAll(b.pool, crowd)
+		require.Equal(t, 1, b.asked.byKey)
+		require.Equal(t, made, b.resolveAll(b.pool, crowd))
+		require.Equal(t, 1, b.asked.byKey, "none was looked up by key")
+	})
+
+	t.Run("WaitWhereAnotherWriterTakesOneOfMany", func(t *testing.T) {
+		b := setup(t)
+		other, err := pg.Open(t.Context(), pg.Config{URL: b.pool.Config().ConnString(), MaxConns: 1})
+		require.NoError(t, err)
+		t.Cleanup(other.Close)
+		crowd := b.crowd(150)
+		first, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer first.Rollback(t.Context()) //nolint:errcheck // after a commit it is none
+		out, err := b.memory.Resolve(t.Context(), first, crowd)
+		require.NoError(t, err)
+		refused := make(chan error, 1)
+		go func() {
+			refused <- pgx.BeginFunc(t.Context(), other, func(tx pgx.Tx) error {
+				_, err := Resolve(t.Context(), tx, crowd)
+				return err
+			})
+		}()
+		require.Eventually(t, func() bool {
+			var waits bool
+			err := first.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid)`).Scan(&waits)
+			return err == nil && waits
+		}, time.Minute, 10*time.Millisecond, "the second writer waits for the first")
+		require.NoError(t, first.Commit(t.Context()))
+		require.ErrorIs(t, <-refused, stream.ErrWait)
+		require.Equal(t, out.Contacts, b.resolveAll(other, crowd), "and finds them then")
+		var people int
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM core.contacts`).Scan(&people))
+		require.Equal(t, 150, people)
 	})
 
 	t.Run("StayWithinTheirBound", func(t *testing.T) {
