@@ -19,9 +19,10 @@ import (
 // It is safe for concurrent use.
 type Places struct {
 	seed maphash.Seed
+	size int
 	mu   sync.Mutex
 	// Pairs of slots; a key belongs to one pair, by its hash. So no text is kept,
-	// nothing grows, and the collector has nothing to follow.
+	// nothing grows, and the collector has nothing to follow. nil until the first.
 	slots []slot
 }
 
@@ -36,7 +37,8 @@ func (s slot) place() pgtype.TID {
 	return pgtype.TID{BlockNumber: uint32(s >> 16), OffsetNumber: uint16(s), Valid: true}
 }
 
-// DefaultPlaces take 32 MB, and lose one in a hundred of a million.
+// DefaultPlaces take 32 MB, and keep 97 of a hundred where a million are asked for
+// in turn.
 const DefaultPlaces = 4 << 20
 
 // NewPlaces makes a memory of at least n places; 0: DefaultPlaces. Of those that
@@ -49,13 +51,13 @@ func NewPlaces(n int) *Places {
 	for size < n {
 		size *= 2
 	}
-	return &Places{seed: maphash.MakeSeed(), slots: make([]slot, size)}
+	return &Places{seed: maphash.MakeSeed(), size: size}
 }
 
 // pair gives the slots of a key and its tag.
 func (p *Places) pair(k key) (pair []slot, tag uint16) {
 	h := maphash.Comparable(p.seed, k)
-	at := h & uint64(len(p.slots)-1) &^ 1
+	at := h & uint64(p.size-1) &^ 1
 	return p.slots[at : at+2], uint16(h >> 48)
 }
 
@@ -65,6 +67,9 @@ func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[uint64]*ident) {
 	at, who = make([]pgtype.TID, 0, len(ids)), make(map[uint64]*ident, len(ids))
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.slots == nil {
+		return nil, nil
+	}
 	for _, id := range ids {
 		pair, tag := p.pair(id.key)
 		if pair[0] == 0 || pair[0].tag() != tag {
@@ -86,6 +91,9 @@ func spot(block uint32, offset uint16) uint64 { return uint64(block)<<16 | uint6
 func (p *Places) remember(k key, at pgtype.TID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.slots == nil {
+		p.slots = make([]slot, p.size)
+	}
 	pair, tag := p.pair(k)
 	if pair[0] != 0 && pair[0].tag() != tag {
 		pair[1] = pair[0]
