@@ -166,26 +166,20 @@ func (b *Batch) Reject(i int, class, reason string, ref Ref) {
 // Emit publishes messages after the commit, through the partition's lane.
 func (b *Batch) Emit(msgs ...outbox.Message) { b.msgs = append(b.msgs, msgs...) }
 
-// TakeEvents reserves sequences of the partition's events lane for rows that
-// are about to be appended to core.tracked_events.
-func (b *Batch) TakeEvents(ctx context.Context, n int) (lane int32, first int64, at time.Time, err error) {
-	first, at, err = b.events.Take(ctx, b.tx, n)
-	return b.events.ID, first, at, err
-}
-
-// QueueEvents is TakeEvents whose statement travels with the transaction's next
-// one; taken gives the sequences after that. The lane has a single writer, whom
-// the position fences, so nobody waits for its row.
-func (b *Batch) QueueEvents(ctx context.Context, n int) (taken func() (lane int32, first int64, at time.Time, err error), err error) {
+// QueueEvents reserves sequences of the partition's events lane for rows that are
+// about to be appended to core.tracked_events. Its statement travels with the
+// transaction's next one, and taken gives them after that. The lane has a single
+// writer, whom the position fences, so nobody waits for its row meanwhile.
+func (b *Batch) QueueEvents(ctx context.Context, n int) (taken func() (lane int32, first int64, at time.Time), err error) {
 	seqs, err := b.events.Queue(ctx, b.tx, n)
 	if err != nil {
 		return nil, err
 	}
-	return func() (int32, int64, time.Time, error) { return b.events.ID, seqs.First, seqs.At, nil }, nil
+	return func() (int32, int64, time.Time) { return b.events.ID, seqs.First, seqs.At }, nil
 }
 
 // EmitEvents publishes appended events after the commit; items carry the
-// sequences that TakeEvents gave.
+// sequences that QueueEvents gave.
 func (b *Batch) EmitEvents(items []outbox.Item) { b.pubEv = append(b.pubEv, items...) }
 
 // OnCommit calls f once the batch is known to be committed, and never

@@ -9,8 +9,8 @@ import (
 )
 
 // ahead is what the stage makes of a batch before its transaction begins: all
-// that needs no look at the database's state. While it is made, PostgreSQL has
-// the batch before; what were made between BEGIN and COMMIT would be waited for.
+// that needs no look at the database's state. It is made while PostgreSQL has the
+// batch before; between BEGIN and COMMIT PostgreSQL would wait for it.
 type ahead struct {
 	rows   []row
 	keys   *keys
@@ -19,7 +19,7 @@ type ahead struct {
 }
 
 // taken gives the sequences of a batch's events.
-type taken = func() (lane int32, first int64, at time.Time, err error)
+type taken = func() (lane int32, first int64, at time.Time)
 
 // Prepare implements stream.Preparer.
 func (h *Handler) Prepare(ctx context.Context, records []stream.Record) any {

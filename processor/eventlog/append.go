@@ -48,17 +48,14 @@ func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, a *ahe
 	if err := pg.Flush(ctx, tx); err != nil { // identity asked nothing
 		return err
 	}
-	lane, first, at, err := taken()
-	if err != nil {
-		return err
-	}
+	lane, first, at := taken()
 	rows := a.rows
 	// The messages are made while PostgreSQL is busy with the rows.
 	var msgs []outbox.Message
 	var failed error
 	var made sync.WaitGroup
 	made.Go(func() { msgs, failed = h.messages(ctx, rows, lane, first) })
-	err = a.events.copy(ctx, tx, rows, lane, first)
+	err := a.events.copy(ctx, tx, rows, lane, first)
 	made.Wait()
 	if err != nil {
 		return err
