@@ -67,9 +67,9 @@ type Codec struct {
 	readers map[string]*avro.Schema // by schema name
 
 	mu       sync.RWMutex
-	writers  map[string]writer        // topic without prefix -> what Encode needs
-	resolved map[readKey]*avro.Schema // writer id and reader name -> decoder
-	unknown  map[int]time.Time        // ids that the registry denied, and when
+	writers  map[string]writer   // topic without prefix -> what Encode needs
+	resolved map[readKey]decoder // writer id and reader name -> decoder
+	unknown  map[int]time.Time   // ids that the registry denied, and when
 	generic  map[int]*goavro.Codec
 }
 
@@ -77,6 +77,12 @@ type Codec struct {
 type writer struct {
 	id     int32
 	schema *avro.Schema
+}
+
+// decoder reads what one version of a schema wrote as another.
+type decoder struct {
+	*avro.Schema
+	same bool // both are one
 }
 
 type readKey struct {
@@ -91,7 +97,7 @@ func NewCodec(reg Registry, prefix string) (*Codec, error) {
 		reg: reg, prefix: prefix,
 		readers:  map[string]*avro.Schema{},
 		writers:  map[string]writer{},
-		resolved: map[readKey]*avro.Schema{},
+		resolved: map[readKey]decoder{},
 		unknown:  map[int]time.Time{},
 		generic:  map[int]*goavro.Codec{},
 	}
@@ -153,7 +159,7 @@ func (c *Codec) Decode(ctx context.Context, topic string, data []byte, record an
 	if err != nil {
 		return err
 	}
-	rest, err := s.Decode(data[headerLen:], record)
+	rest, err := s.decode(data[headerLen:], record)
 	if err != nil {
 		return fmt.Errorf("%w: %s, schema id %d: %w", ErrMalformed, name, id, err)
 	}
@@ -161,6 +167,13 @@ func (c *Codec) Decode(ctx context.Context, topic string, data []byte, record an
 		return fmt.Errorf("%w: %s, schema id %d: %d trailing bytes", ErrMalformed, name, id, len(rest))
 	}
 	return nil
+}
+
+func (d decoder) decode(data []byte, record any) (rest []byte, err error) {
+	if hot, ok := record.(hotReader); ok && d.same {
+		return hot.readAvro(data)
+	}
+	return d.Schema.Decode(data, record)
 }
 
 // Generic reads any framed record as a map, by the schema it was written with.
@@ -231,23 +244,28 @@ func (c *Codec) writer(ctx context.Context, topic string) (writer, error) {
 	return w, nil
 }
 
-func (c *Codec) reader(ctx context.Context, k readKey) (*avro.Schema, error) {
+func (c *Codec) reader(ctx context.Context, k readKey) (decoder, error) {
 	c.mu.RLock()
-	s := c.resolved[k]
+	s, ok := c.resolved[k]
 	c.mu.RUnlock()
-	if s != nil {
+	if ok {
 		return s, nil
 	}
 	written, err := c.fetch(ctx, k.id)
 	if err != nil {
-		return nil, err
+		return s, err
 	}
 	w, err := avro.Parse(written.Schema)
 	if err != nil {
-		return nil, fmt.Errorf("%w: schema id %d: %w", ErrMalformed, k.id, err)
+		return s, fmt.Errorf("%w: schema id %d: %w", ErrMalformed, k.id, err)
 	}
-	if s, err = avro.Resolve(w, c.readers[k.name]); err != nil {
-		return nil, fmt.Errorf("%w: schema id %d is not readable as %s: %w", ErrMalformed, k.id, k.name, err)
+	ours, err := Source(k.name)
+	if err != nil {
+		return s, err
+	}
+	s.same = sameSchema(written.Schema, ours)
+	if s.Schema, err = avro.Resolve(w, c.readers[k.name]); err != nil {
+		return s, fmt.Errorf("%w: schema id %d is not readable as %s: %w", ErrMalformed, k.id, k.name, err)
 	}
 	c.mu.Lock()
 	c.resolved[k] = s

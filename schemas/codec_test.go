@@ -1,10 +1,13 @@
 package schemas
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,6 +20,32 @@ import (
 	"github.com/twmb/franz-go/pkg/sr/srfake"
 	"pgregory.net/rapid"
 )
+
+func BenchmarkDecode(b *testing.B) {
+	id := uuid.New()
+	e := &Event{Kind: "track", EventID: id, TenantID: id, CellID: "cell-1", EventName: "invoice.paid", IdempotencyKey: "invoice-889",
+		BodyHash: make([]byte, 32), OccurredAt: time.Now(), ReceivedAt: time.Now(), CorrelationID: id.String(), Identifiers: `{"external_id":"c-1"}`,
+		Payload: `{"total":1,"note":"` + strings.Repeat("mesa silla ", 20) + `"}`}
+	s, err := Source("event")
+	require.NoError(b, err)
+	codec, err := avro.Parse(s)
+	require.NoError(b, err)
+	data := e.appendAvro(nil)
+	b.Run("ByHand", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			var got Event
+			_, _ = got.readAvro(data)
+		}
+	})
+	b.Run("ByReflection", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			var got Event
+			_, _ = codec.Decode(data, &got)
+		}
+	})
+}
 
 func newTestCodec(t *testing.T) *Codec {
 	t.Helper()
@@ -222,6 +251,58 @@ func TestHandWrittenRecords(t *testing.T) {
 			require.Equal(t, want, hand.appendAvro([]byte("before")))
 		}))
 	}
+}
+
+// What is read by hand is what the codec reads, and broken bytes are refused.
+func TestRecordsReadByHand(t *testing.T) {
+	t.Parallel()
+	c := newTestCodec(t)
+	for topic, typ := range map[string]reflect.Type{TopicEvents: reflect.TypeFor[Event](), TopicEventTracked: reflect.TypeFor[EventTracked]()} {
+		t.Run(typ.Name(), rapid.MakeCheck(func(t *rapid.T) {
+			w, err := c.writer(context.Background(), topic)
+			require.NoError(t, err)
+			v := reflect.New(typ)
+			v.Elem().Set(example(t, typ))
+			data, err := w.schema.AppendEncode(nil, v.Interface())
+			require.NoError(t, err)
+			read := func(data []byte) (byCodec, byHand any, codecErr, handErr error) {
+				x, y := reflect.New(typ), reflect.New(typ)
+				y.Elem().Set(example(t, typ)) // nothing of it may stay
+				hand, ok := y.Interface().(hotReader)
+				require.True(t, ok)
+				_, codecErr = w.schema.Decode(data, x.Interface())
+				_, handErr = hand.readAvro(data)
+				return x.Interface(), y.Interface(), codecErr, handErr
+			}
+			want, got, _, err := read(data)
+			require.NoError(t, err)
+			require.Equal(t, want, got)
+
+			_, _, _, err = read(data[:rapid.IntRange(0, len(data)-1).Draw(t, "cut")])
+			require.Error(t, err)
+
+			broken := bytes.Clone(data)
+			broken[rapid.IntRange(0, len(data)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")
+			if want, got, codecErr, err := read(broken); codecErr == nil && err == nil {
+				require.Equal(t, want, got)
+			} else if err == nil {
+				require.NoError(t, codecErr)
+			}
+		}))
+	}
+}
+
+// An older writer's records are resolved, those of our own schema need not be,
+// however the registry lays it out.
+func TestSameSchema(t *testing.T) {
+	t.Parallel()
+	ours, err := Source("event")
+	require.NoError(t, err)
+	var compact bytes.Buffer
+	require.NoError(t, json.Compact(&compact, []byte(ours)))
+	require.True(t, sameSchema(ours, compact.String()))
+	require.False(t, sameSchema(ours, strings.Replace(ours, "timestamp-micros", "timestamp-millis", 1)))
+	require.False(t, sameSchema(ours, "{"))
 }
 
 func BenchmarkEncode(b *testing.B) {

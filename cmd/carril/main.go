@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/internal/cores"
 	"github.com/softcrum/carril/internal/devstack"
 )
 
@@ -55,6 +56,7 @@ type cli struct {
 
 func main() {
 	devstack.RunChildIfAsked()
+	cores.Spare()
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 

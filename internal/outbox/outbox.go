@@ -21,6 +21,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/db/streamdb"
+	"github.com/softcrum/carril/internal/pg"
 )
 
 // Stores of a lane.
@@ -89,6 +90,33 @@ func (l Lane) Take(ctx context.Context, tx pgx.Tx, n int) (first int64, at time.
 	return taken.Counter - int64(n) + 1, taken.At, nil
 }
 
+// Taken is what Queue reserved, once its statement was made.
+type Taken struct {
+	First int64
+	At    time.Time // the transaction's, by the database's clock
+}
+
+// Queue is Take whose statement travels with the next one of tx, where tx is a
+// pg.Tx; a fenced lane gives ErrFenced there.
+func (l Lane) Queue(ctx context.Context, tx pgx.Tx, n int) (*Taken, error) {
+	var ask pg.Captured
+	_, _ = streamdb.New(&ask).TakeSequences(ctx, streamdb.TakeSequencesParams{Lane: l.ID, N: int64(n), Epoch: l.Epoch})
+	taken := &Taken{}
+	err := pg.Queue(ctx, tx, func(row pgx.Row) error {
+		var counter int64
+		err := row.Scan(&counter, &taken.At)
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = ErrFenced
+		}
+		if err != nil {
+			return fmt.Errorf("take %d sequences of lane %d: %w", n, l.ID, err)
+		}
+		taken.First = counter - int64(n) + 1
+		return nil
+	}, ask.SQL, ask.Args...)
+	return taken, err
+}
+
 // Append writes messages to core.outbox inside tx and gives them back with
 // their sequences, for Publisher.Offer after the commit.
 func (l Lane) Append(ctx context.Context, tx pgx.Tx, msgs []Message) ([]Item, error) {
@@ -99,17 +127,31 @@ func (l Lane) Append(ctx context.Context, tx pgx.Tx, msgs []Message) ([]Item, er
 	if err != nil {
 		return nil, err
 	}
-	items := Number(msgs, first, at)
+	if err := l.write(ctx, tx, msgs, first); err != nil {
+		return nil, fmt.Errorf("write %d outbox rows: %w", len(msgs), err)
+	}
+	return Number(msgs, first, at), nil
+}
+
+// copyFrom is the number of messages from which a COPY is cheaper than an
+// INSERT.
+const copyFrom = 100
+
+func (l Lane) write(ctx context.Context, tx pgx.Tx, msgs []Message, first int64) error {
 	n := len(msgs)
+	if n >= copyFrom {
+		const sql = `COPY core.outbox (lane, lane_seq, topic, key, value, headers) FROM STDIN BINARY`
+		return pg.Copy(ctx, tx, sql, n, func(row pg.CopyRow, i int) pg.CopyRow {
+			m := &msgs[i]
+			return row.Columns(6).Int32(l.ID).Int64(first + int64(i)).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(encodeHeaders(m.Headers))
+		})
+	}
 	rows := streamdb.AppendOutboxParams{Lane: l.ID, First: first,
 		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([]string, n)}
 	for i, m := range msgs {
 		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, encodeHeaders(m.Headers)
 	}
-	if err := streamdb.New(tx).AppendOutbox(ctx, rows); err != nil {
-		return nil, fmt.Errorf("write %d outbox rows: %w", len(msgs), err)
-	}
-	return items, nil
+	return streamdb.New(tx).AppendOutbox(ctx, rows)
 }
 
 // Number gives messages their sequences from first on.

@@ -1,6 +1,7 @@
 package pg
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -9,32 +10,74 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Copy streams n rows to a statement `COPY … FROM STDIN BINARY`. row appends the
-// i-th one to b: its number of columns by Columns, then each column in the
-// statement's order. It runs beside the caller, while PostgreSQL takes the rows
-// before, and is never called again once Copy has returned.
+// Copy streams n rows to a statement `COPY … FROM STDIN BINARY` over a connection
+// or a transaction's. row appends the i-th one to b: its number of columns by
+// Columns, then each column in the statement's order. It runs beside the caller,
+// while PostgreSQL takes the rows before, and is never called again once Copy has
+// returned.
 //
 // pgx's own CopyFrom asks for the columns' types each time and boxes every
 // value; here nothing is allocated for a row.
-func Copy(ctx context.Context, conn *pgx.Conn, sql string, n int, row func(b CopyRow, i int) CopyRow) (err error) {
+func Copy(ctx context.Context, on Copier, sql string, n int, row func(b CopyRow, i int) CopyRow) error {
+	tag, err := stream(ctx, on, sql, &copyStream{rows: n, row: row})
+	if err == nil && int(tag.RowsAffected()) != n {
+		err = fmt.Errorf("%d of %d rows were copied", tag.RowsAffected(), n)
+	}
+	return err
+}
+
+// Copier has a connection; pgx.Tx and pools' connections do.
+type Copier interface{ Conn() *pgx.Conn }
+
+// Made begins the rows of a CopyMade or CopyBlock, with room for so many bytes;
+// End ends them.
+func Made(room int) CopyRow {
+	return append(make(CopyRow, 0, room+len(copySignature)+2), copySignature...)
+}
+
+// End ends rows that Made began.
+func (b CopyRow) End() CopyRow { return append(b, copyTrailer...) }
+
+// CopyMade is Copy of rows that were made before.
+func CopyMade(ctx context.Context, on Copier, sql string, made CopyRow) error {
+	_, err := stream(ctx, on, sql, bytes.NewReader(made))
+	return err
+}
+
+// CopyBlock is CopyMade within a savepoint, in the same round trip. Where it
+// fails, the transaction goes on after UndoBlock.
+func CopyBlock(ctx context.Context, on Copier, sql string, made CopyRow) error {
+	return CopyMade(ctx, on, "SAVEPOINT block; "+sql+"; RELEASE SAVEPOINT block", made)
+}
+
+// UndoBlock goes back to where a CopyBlock failed.
+func UndoBlock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT block; RELEASE SAVEPOINT block")
+	return err
+}
+
+func stream(ctx context.Context, on Copier, sql string, rows io.Reader) (tag pgconn.CommandTag, err error) {
+	if t, ok := on.(*Tx); ok {
+		if err := t.Flush(ctx); err != nil {
+			return tag, err
+		}
+	}
+	conn := on.Conn()
 	if t := conn.Config().Tracer; t != nil {
 		ctx = t.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: sql})
 		defer func() { t.TraceQueryEnd(ctx, conn, pgx.TraceQueryEndData{Err: err}) }()
 	}
-	tag, err := conn.PgConn().CopyFrom(ctx, &copyStream{rows: n, row: row}, sql)
-	if err != nil {
-		return err
-	}
-	if int(tag.RowsAffected()) != n {
-		return fmt.Errorf("%d of %d rows were copied", tag.RowsAffected(), n)
-	}
-	return nil
+	return conn.PgConn().CopyFrom(ctx, rows, sql)
 }
 
 // copySignature opens a binary COPY: magic, no flags, no header extension.
 const copySignature = "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
+// copyTrailer ends one.
+const copyTrailer = "\xff\xff"
 
 // copyStream makes rows as they are read.
 type copyStream struct {
@@ -72,7 +115,7 @@ func (s *copyStream) fill(want int) {
 	}
 	s.buf = b
 	if s.next == s.rows && !s.closed {
-		s.buf, s.closed = append(s.buf, 0xff, 0xff), true // the trailer
+		s.buf, s.closed = append(s.buf, copyTrailer...), true
 	}
 }
 

@@ -36,8 +36,8 @@ func TestCopy(t *testing.T) {
 	t.Run("BringsEveryKindOfValue", func(t *testing.T) {
 		// The rows are longer than pgx's buffer, one by one and together.
 		long := strings.Repeat("é", 50_000)
-		require.NoError(t, Copy(t.Context(), conn.Conn(), sql, 5, row(long, `{"n": 182500.50}`, &at)))
-		require.NoError(t, Copy(t.Context(), conn.Conn(), sql, 1, row("short", `{}`, nil)))
+		require.NoError(t, Copy(t.Context(), conn, sql, 5, row(long, `{"n": 182500.50}`, &at)))
+		require.NoError(t, Copy(t.Context(), conn, sql, 1, row("short", `{}`, nil)))
 		var n int
 		err := conn.QueryRow(t.Context(), `SELECT count(*) FROM copied WHERE id = $1 AND name = $2 AND raw = '\x00ff' AND doc::text = '{"n": 182500.50}'
 			AND yes = (big % 2 = 0) AND small = -7 AND mid = -70000 AND big BETWEEN 0 AND 4 AND at = '1969-07-20 20:17:40.123456Z' AND maybe = at`, id, long).Scan(&n)
@@ -48,12 +48,12 @@ func TestCopy(t *testing.T) {
 	})
 
 	t.Run("GivesWhatPostgresRefuses", func(t *testing.T) {
-		err := Copy(t.Context(), conn.Conn(), sql, 3, row("x", `[]`, nil))
+		err := Copy(t.Context(), conn, sql, 3, row("x", `[]`, nil))
 		var pe *pgconn.PgError
 		require.ErrorAs(t, err, &pe)
 		require.Equal(t, "23514", pe.Code)
 		require.Equal(t, FaultData, FaultOf(err))
-		err = Copy(t.Context(), conn.Conn(), sql, 3, row("x", `{"a":`, nil))
+		err = Copy(t.Context(), conn, sql, 3, row("x", `{"a":`, nil))
 		require.Equal(t, FaultData, FaultOf(err))
 		var one int
 		require.NoError(t, conn.QueryRow(t.Context(), `SELECT 1`).Scan(&one), "the connection goes on")

@@ -47,10 +47,13 @@ func (w *worker) decode(ctx context.Context, records []*kgo.Record) ([]Record, [
 // the record last: all of them in one transaction where it can, down to single
 // rows where one of them is refused. It returns only when they are applied or
 // dead-lettered, when the worker is fenced, or when its context ends.
-func (w *worker) applyRange(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+//
+// ready is what the stage prepared of good; it serves the first attempt.
+func (w *worker) applyRange(ctx context.Context, good []Record, ready any, bad []reject, last *kgo.Record) error {
 	backoff, raced := w.l.cfg.Backoff, false
 	for {
-		err := w.attempt(ctx, good, bad, last)
+		err := w.attempt(ctx, good, ready, bad, last)
+		ready = nil
 		if err == nil {
 			return nil
 		}
@@ -90,18 +93,18 @@ func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *
 		return fmt.Errorf("keep dead letters of %s/%d: %w", w.tp.topic, w.tp.partition, cause)
 	case 1:
 		r := reject{record: good[0].Record, class: classOf(cause), reason: redact(cause)}
-		return w.applyRange(ctx, nil, append(bad[:len(bad):len(bad)], r), last)
+		return w.applyRange(ctx, nil, nil, append(bad[:len(bad):len(bad)], r), last)
 	}
 	half := len(good) / 2
-	if err := w.applyRange(ctx, good[:half], nil, good[half-1].Record); err != nil {
+	if err := w.applyRange(ctx, good[:half], nil, nil, good[half-1].Record); err != nil {
 		return err
 	}
-	return w.applyRange(ctx, good[half:], bad, last)
+	return w.applyRange(ctx, good[half:], nil, bad, last)
 }
 
 // attempt is one transaction. Its outcome is never guessed: a commit that gave
 // an error is settled by reading the position back.
-func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last *kgo.Record) error {
+func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []reject, last *kgo.Record) error {
 	if len(good) > w.l.cfg.MaxRecords {
 		giveBack, err := w.l.deps.Slots.take(ctx)
 		if err != nil {
@@ -113,9 +116,9 @@ func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last 
 	tctx, cancel := context.WithTimeout(ctx, w.l.cfg.TxTimeout)
 	defer cancel()
 	from, end := w.position(), last.Offset+1
-	b := &Batch{Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, Records: good,
+	b := &Batch{Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, Records: good, Prepared: ready,
 		events: w.claim.events, derived: w.claim.derived}
-	tx, err := w.l.deps.Pool.BeginTx(tctx, pgx.TxOptions{})
+	tx, err := pg.Begin(tctx, w.l.deps.Pool)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
@@ -125,7 +128,10 @@ func (w *worker) attempt(ctx context.Context, good []Record, bad []reject, last 
 		rollback(tx)
 		return err
 	}
-	if err := tx.Commit(tctx); err != nil {
+	if err := tx.Commit(tctx); errors.Is(err, pg.ErrRolledBack) {
+		rollback(tx)
+		return err
+	} else if err != nil {
 		landed, err := w.settle(ctx, from, end, err)
 		if err != nil {
 			return err

@@ -2,7 +2,8 @@ package stream
 
 import (
 	"context"
-	"runtime"
+
+	"github.com/softcrum/carril/internal/cores"
 )
 
 // Slots are how many large batches a process applies at once, over all its
@@ -17,7 +18,7 @@ type Slots struct{ free chan struct{} }
 // others to a PostgreSQL on the same machine and to who waits for an answer.
 func NewSlots(n int) *Slots {
 	if n <= 0 {
-		n = max(1, runtime.GOMAXPROCS(0)/2)
+		n = max(1, cores.Given()/2)
 	}
 	return &Slots{make(chan struct{}, n)}
 }

@@ -49,6 +49,16 @@ type Handler interface {
 	Apply(ctx context.Context, tx pgx.Tx, b *Batch) error
 }
 
+// Preparer is a Handler that does part of a batch's work ahead of its
+// transaction, while the batch before is in the database: whatever needs no look
+// at the database's state.
+type Preparer interface {
+	// Prepare gives what Apply will find in Batch.Prepared with the same records;
+	// nil where it has nothing. It runs beside Apply of the batch before, and for
+	// records that may never come to Apply.
+	Prepare(ctx context.Context, records []Record) any
+}
+
 // Config of a stage's loop; zero values take the defaults.
 type Config struct {
 	Stage      string   // names positions, lanes and the group: carril.{stage}
@@ -122,6 +132,9 @@ type Batch struct {
 	Topic     string // without the deployment's prefix
 	Partition int32
 	Records   []Record
+	// Prepared is what a Preparer made of exactly these records; nil where they
+	// were parted, or tried before: Apply may use it up.
+	Prepared any
 
 	tx      pgx.Tx
 	rejects []reject
@@ -153,15 +166,20 @@ func (b *Batch) Reject(i int, class, reason string, ref Ref) {
 // Emit publishes messages after the commit, through the partition's lane.
 func (b *Batch) Emit(msgs ...outbox.Message) { b.msgs = append(b.msgs, msgs...) }
 
-// TakeEvents reserves sequences of the partition's events lane for rows that
-// are about to be appended to core.tracked_events.
-func (b *Batch) TakeEvents(ctx context.Context, n int) (lane int32, first int64, at time.Time, err error) {
-	first, at, err = b.events.Take(ctx, b.tx, n)
-	return b.events.ID, first, at, err
+// QueueEvents reserves sequences of the partition's events lane for rows that are
+// about to be appended to core.tracked_events. Its statement travels with the
+// transaction's next one, and taken gives them after that. The lane has a single
+// writer, whom the position fences, so nobody waits for its row meanwhile.
+func (b *Batch) QueueEvents(ctx context.Context, n int) (taken func() (lane int32, first int64, at time.Time), err error) {
+	seqs, err := b.events.Queue(ctx, b.tx, n)
+	if err != nil {
+		return nil, err
+	}
+	return func() (int32, int64, time.Time) { return b.events.ID, seqs.First, seqs.At }, nil
 }
 
 // EmitEvents publishes appended events after the commit; items carry the
-// sequences that TakeEvents gave.
+// sequences that QueueEvents gave.
 func (b *Batch) EmitEvents(items []outbox.Item) { b.pubEv = append(b.pubEv, items...) }
 
 // OnCommit calls f once the batch is known to be committed, and never

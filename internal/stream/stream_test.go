@@ -117,10 +117,10 @@ func TestPositionIsTheFence(t *testing.T) {
 	late := func(off int64) Record {
 		return Record{Record: &kgo.Record{Topic: b.kcfg.Topic("in"), Offset: off, Value: []byte("late")}, Value: "late"}
 	}
-	err := w.attempt(t.Context(), []Record{late(3), late(4)}, nil, late(4).Record)
+	err := w.attempt(t.Context(), []Record{late(3), late(4)}, nil, nil, late(4).Record)
 	require.ErrorIs(t, err, errFenced, "the same offsets under an old epoch")
 	w.claim.next = 5
-	err = w.attempt(t.Context(), []Record{late(5)}, nil, late(5).Record)
+	err = w.attempt(t.Context(), []Record{late(5)}, nil, nil, late(5).Record)
 	require.ErrorIs(t, err, errFenced, "the right offset under an old epoch")
 	b.appliedOnce(5)
 }

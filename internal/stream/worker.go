@@ -121,7 +121,7 @@ func (w *worker) applyAll(ctx context.Context) error {
 			return p.err
 		}
 		ahead = w.prepareNext(actx)
-		if err := w.applyRange(ctx, p.good, p.bad, p.last); err != nil {
+		if err := w.applyRange(ctx, p.good, p.ready, p.bad, p.last); err != nil {
 			return err
 		}
 	}
@@ -129,15 +129,30 @@ func (w *worker) applyAll(ctx context.Context) error {
 
 // prepared is a batch that is decoded and not yet applied.
 type prepared struct {
-	good []Record
-	bad  []reject
-	last *kgo.Record
-	err  error
+	good  []Record
+	ready any // what the stage prepared of good
+	bad   []reject
+	last  *kgo.Record
+	err   error
 }
 
 func (w *worker) prepare(ctx context.Context, records []*kgo.Record) prepared {
 	good, bad, err := w.decode(ctx, records)
-	return prepared{good, bad, records[len(records)-1], err}
+	p := prepared{good: good, bad: bad, last: records[len(records)-1], err: err}
+	if stage, ok := w.l.deps.Handler.(Preparer); ok && err == nil && len(good) > 0 {
+		p.ready = w.callPrepare(ctx, stage, good)
+	}
+	return p
+}
+
+// callPrepare keeps a panic of the stage from the process: Apply meets it again.
+func (w *worker) callPrepare(ctx context.Context, stage Preparer, good []Record) (ready any) {
+	defer func() {
+		if recover() != nil {
+			ready = nil
+		}
+	}()
+	return stage.Prepare(ctx, good)
 }
 
 // prepareNext decodes the batch after the one in hand while that one is in the

@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -43,17 +44,18 @@ func (h *Handler) recordConflicts(ctx context.Context, tx pgx.Tx, b *stream.Batc
 
 // append writes the winners with their lane sequences, and the span that says
 // where they lie.
-func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows []row) error {
-	lane, first, at, err := b.TakeEvents(ctx, len(rows))
-	if err != nil {
+func (h *Handler) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, a *ahead, taken taken) error {
+	if err := pg.Flush(ctx, tx); err != nil { // identity asked nothing
 		return err
 	}
+	lane, first, at := taken()
+	rows := a.rows
 	// The messages are made while PostgreSQL is busy with the rows.
 	var msgs []outbox.Message
 	var failed error
 	var made sync.WaitGroup
 	made.Go(func() { msgs, failed = h.messages(ctx, rows, lane, first) })
-	err = insertEvents(ctx, tx, rows, lane, first)
+	err := a.events.copy(ctx, tx, rows, lane, first)
 	made.Wait()
 	if err != nil {
 		return err
@@ -110,21 +112,57 @@ func eventRow(b pg.CopyRow, r *row, lane int32, seq int64) pg.CopyRow {
 		Text(r.CorrelationID).Int16(r.class).Bool(r.Historical).Int32(lane).Int64(seq)
 }
 
-// insertEvents appends rows under the lane's sequences from first on.
-func insertEvents(ctx context.Context, tx pgx.Tx, rows []row, lane int32, first int64) error {
-	err := pg.Copy(ctx, tx.Conn(), copyEvents, len(rows), func(b pg.CopyRow, i int) pg.CopyRow {
-		return eventRow(b, &rows[i], lane, first+int64(i))
-	})
-	if err != nil {
+// eventRows are the rows of a COPY, made before it is known whose events they
+// are and which sequences they get.
+type eventRows struct {
+	made pg.CopyRow
+	ends []int // of each row
+}
+
+// Where a row keeps what is filled in later: the contact behind the cell, whose
+// text has a length of its own, and lane and sequence at its end.
+const (
+	beforeCell  = 2 + 2*(4+16) + 4
+	laneFromEnd = 4 + 4 + 8
+	seqFromEnd  = 8
+)
+
+func makeEvents(rows []row) *eventRows {
+	e := &eventRows{made: pg.Made(0), ends: make([]int, len(rows))}
+	for i := range rows {
+		e.made = eventRow(e.made, &rows[i], 0, 0)
+		e.ends[i] = len(e.made)
+		if i == 0 { // the others are about as long
+			e.made = slices.Grow(e.made, len(rows)*(len(e.made)+64))
+		}
+	}
+	e.made = e.made.End()
+	return e
+}
+
+// copy appends the rows under the lane's sequences from first on.
+func (e *eventRows) copy(ctx context.Context, tx pgx.Tx, rows []row, lane int32, first int64) error {
+	from := len(pg.Made(0))
+	for i, end := range e.ends {
+		r := &rows[i]
+		copy(e.made[from+beforeCell+len(r.CellID)+4:], r.contact[:])
+		binary.BigEndian.PutUint32(e.made[end-laneFromEnd:], uint32(lane))
+		binary.BigEndian.PutUint64(e.made[end-seqFromEnd:], uint64(first)+uint64(i))
+		from = end
+	}
+	if err := pg.CopyMade(ctx, tx, copyEvents, e.made); err != nil {
 		return fmt.Errorf("append %d events: %w", len(rows), err)
 	}
 	return nil
 }
 
+// insertSpan writes the span with the transaction's next statement, which is its
+// commit as a rule.
 func insertSpan(ctx context.Context, tx pgx.Tx, s span, lane int32, first, last int64) error {
-	err := processordb.New(tx).InsertSpan(ctx, processordb.InsertSpanParams{
+	var ask pg.Captured
+	_ = processordb.New(&ask).InsertSpan(ctx, processordb.InsertSpanParams{
 		Lane: lane, FirstSeq: first, LastSeq: last, MinOccurred: s.min, MaxOccurred: s.max, Tenants: s.tenants})
-	if err != nil {
+	if err := pg.QueueExec(ctx, tx, ask.SQL, ask.Args...); err != nil {
 		return fmt.Errorf("write the span of lane %d: %w", lane, err)
 	}
 	return nil

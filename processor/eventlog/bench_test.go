@@ -68,13 +68,12 @@ func BenchmarkAppend(b *testing.B) {
 			return err
 		}},
 		{"FenceByCopy", func(tx pgx.Tx, rs []row) error {
-			first, _ := firsts(rs)
-			_, err := copyKeys(b.Context(), tx, rs, first)
+			_, err := copyKeys(b.Context(), tx, New(Deps{}).keysOf(rs))
 			return err
 		}},
 		{"OwnersByKey", resolve(bare)},
 		{"OwnersAtPlaces", resolve(places)},
-		{"EventsByCopy", func(tx pgx.Tx, rs []row) error { return insertEvents(b.Context(), tx, rs, 1, int64(n)) }},
+		{"EventsByCopy", func(tx pgx.Tx, rs []row) error { return makeEvents(rs).copy(b.Context(), tx, rs, 1, int64(n)) }},
 	} {
 		for _, size := range []int{500, 2_000} {
 			b.Run(fmt.Sprintf("%s/%d", step.name, size), func(b *testing.B) {

@@ -114,6 +114,10 @@ type row struct {
 	contact uuid.UUID
 }
 
+func newRow(e *accepted, i int, r stream.Record, class int16) row {
+	return row{Event: &e.Event, read: e.identifiers, index: i, from: r.Record, class: class}
+}
+
 func (r row) name() string {
 	if r.Kind == "identify" {
 		return NameIdentified
@@ -123,18 +127,25 @@ func (r row) name() string {
 
 // Apply appends the batch's new events.
 func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
-	rows, err := h.known(ctx, b)
+	a, err := h.ready(ctx, b)
 	if err != nil {
 		return err
 	}
-	if err := h.ensureMonths(ctx, rows); err != nil {
+	if err := h.ensureMonths(ctx, a.rows); err != nil {
 		return err
 	}
-	winners, err := h.fence(ctx, tx, b, rows)
+	winners, err := h.take(ctx, tx, b, a.keys)
 	if err != nil || len(winners) == 0 {
 		return err
 	}
-	out, err := h.identity.Resolve(ctx, tx, inputs(winners))
+	if len(winners) < len(a.rows) { // the rest was made for all of them
+		a = h.parted(winners)
+	}
+	taken, err := b.QueueEvents(ctx, len(winners))
+	if err != nil {
+		return err
+	}
+	out, err := h.identity.ResolvePrepared(ctx, tx, a.people)
 	if err != nil {
 		return err
 	}
@@ -144,7 +155,7 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err
 	}
-	if err := h.append(ctx, tx, b, winners); err != nil {
+	if err := h.append(ctx, tx, b, a, taken); err != nil {
 		return err
 	}
 	return h.deps.Contacts.Emit(ctx, tx, b, out.Changes)
@@ -166,7 +177,7 @@ func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{Event: &e.Event, read: e.identifiers, index: i, from: r.Record, class: t.RetentionMonths})
+		rows = append(rows, newRow(e, i, r, t.RetentionMonths))
 	}
 	return rows, nil
 }

@@ -17,25 +17,56 @@ import (
 	"github.com/softcrum/carril/internal/stream"
 )
 
-// fence keeps, of each key, the first event that the database has not seen
+// keys are a batch's keys on their way through the fence.
+type keys struct {
+	rows        []row
+	first       []int // places of each key's first row, in the order of the ids
+	again       []row // rows that repeat a key of the batch
+	fresh, seen []int // of first: not seen lately, and seen
+	copied      pg.CopyRow
+}
+
+// keysOf makes what the fence needs of rows. What was seen before is a guess.
+func (h *Handler) keysOf(rows []row) *keys {
+	k := &keys{rows: rows}
+	k.first, k.again = firsts(rows)
+	if h.recent == nil {
+		return k
+	}
+	if k.fresh, k.seen = h.recent.split(rows, k.first); len(k.fresh) < copyFrom {
+		return k
+	}
+	k.copied = pg.Made(len(k.fresh) * keyBytes)
+	for _, at := range k.fresh {
+		r := &rows[at]
+		k.copied = k.copied.Columns(5).UUID(r.TenantID).UUID(r.EventID).Bytes(r.BodyHash).Time(r.OccurredAt).Time(r.ReceivedAt)
+	}
+	k.copied = k.copied.End()
+	return k
+}
+
+// keyBytes are a key's in a COPY.
+const keyBytes = 2 + 5*4 + 16 + 16 + 32 + 8 + 8
+
+// take keeps, of each key, the first event that the database has not seen
 // (FS-CORE-0006 §3). The same key with another body is a conflict that the
 // tenant can look up, never a second effect.
-func (h *Handler) fence(ctx context.Context, tx pgx.Tx, b *stream.Batch, rows []row) ([]row, error) {
-	first, again := firsts(rows)
-	lost, err := h.takeKeys(ctx, tx, rows, first)
+func (h *Handler) take(ctx context.Context, tx pgx.Tx, b *stream.Batch, k *keys) ([]row, error) {
+	lost, err := h.takeKeys(ctx, tx, k)
 	if err != nil {
 		return nil, err
 	}
-	if len(lost) == 0 && len(again) == 0 {
-		return rows, nil
+	if len(lost) == 0 && len(k.again) == 0 {
+		return k.rows, nil
 	}
-	winners := make([]row, 0, len(first))
-	slices.Sort(first) // in the records' order from here on
+	again := slices.Clone(k.again)
+	winners := make([]row, 0, len(k.first))
+	first := slices.Sorted(slices.Values(k.first)) // in the records' order from here on
 	for _, at := range first {
-		if lost[rows[at].EventID] {
-			again = append(again, rows[at])
+		if lost[k.rows[at].EventID] {
+			again = append(again, k.rows[at])
 		} else {
-			winners = append(winners, rows[at])
+			winners = append(winners, k.rows[at])
 		}
 	}
 	return winners, h.recordConflicts(ctx, tx, b, again)
@@ -66,55 +97,40 @@ func firsts(rows []row) (first []int, again []row) {
 // cheaper than an INSERT.
 const copyFrom = 200
 
-// takeKeys takes the keys of the rows at the places of first, and gives those
-// that were taken before.
+// takeKeys takes the keys' first rows, and gives those that were taken before.
 //
 // An INSERT that passes over conflicts costs twice what a COPY does, which fails
 // as a whole on the first. A repeat nearly always follows its original within
 // seconds, so a large batch copies what was not seen lately and inserts the rest;
 // where an older repeat turns up all the same, the savepoint is rolled back,
 // everything is inserted, and COPY rests for a while.
-func (h *Handler) takeKeys(ctx context.Context, tx pgx.Tx, rows []row, first []int) (lost map[uuid.UUID]bool, err error) {
-	if h.recent == nil {
-		return insertKeys(ctx, tx, rows, first)
+func (h *Handler) takeKeys(ctx context.Context, tx pgx.Tx, k *keys) (lost map[uuid.UUID]bool, err error) {
+	if k.copied == nil || h.recent.rests() {
+		return insertKeys(ctx, tx, k.rows, k.first)
 	}
-	fresh, seen, rest := h.recent.split(rows, first)
-	if rest || len(fresh) < copyFrom {
-		return insertKeys(ctx, tx, rows, first)
-	}
-	copied, err := copyKeys(ctx, tx, rows, fresh)
+	copied, err := copyKeys(ctx, tx, k)
 	if err != nil {
 		return nil, err
 	}
 	if !copied {
 		h.recent.collided()
-		return insertKeys(ctx, tx, rows, first)
+		return insertKeys(ctx, tx, k.rows, k.first)
 	}
-	return insertKeys(ctx, tx, rows, seen)
+	return insertKeys(ctx, tx, k.rows, k.seen)
 }
 
 // copyKeys takes keys that should all be free; copied is false where one was not.
-func copyKeys(ctx context.Context, tx pgx.Tx, rows []row, fresh []int) (copied bool, err error) {
-	sp, err := tx.Begin(ctx)
-	if err != nil {
-		return false, fmt.Errorf("set a savepoint: %w", err)
-	}
+func copyKeys(ctx context.Context, tx pgx.Tx, k *keys) (copied bool, err error) {
 	const sql = `COPY core.event_keys (tenant_id, event_id, body_hash, occurred_at, received_at) FROM STDIN BINARY`
-	err = pg.Copy(ctx, sp.Conn(), sql, len(fresh), func(b pg.CopyRow, i int) pg.CopyRow {
-		r := rows[fresh[i]]
-		return b.Columns(5).UUID(r.TenantID).UUID(r.EventID).Bytes(r.BodyHash).Time(r.OccurredAt).Time(r.ReceivedAt)
-	})
-	switch {
-	case err == nil:
-		err = sp.Commit(ctx)
-	case pg.FaultOf(err) == pg.FaultRace:
-		if err := sp.Rollback(ctx); err != nil {
+	err = pg.CopyBlock(ctx, tx, sql, k.copied)
+	if pg.FaultOf(err) == pg.FaultRace {
+		if err := pg.UndoBlock(ctx, tx); err != nil {
 			return false, fmt.Errorf("go back to a savepoint: %w", err)
 		}
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("copy %d event keys: %w", len(fresh), err)
+		return false, fmt.Errorf("copy %d event keys: %w", len(k.fresh), err)
 	}
 	return true, nil
 }
@@ -168,9 +184,9 @@ type recent struct {
 
 func newRecent(n int) *recent { return &recent{half: n / 2, now: map[uuid.UUID]struct{}{}} }
 
-// split parts keys into those not seen lately and those that were, remembers
-// all, and says whether COPY should rest.
-func (r *recent) split(rows []row, first []int) (fresh, seen []int, rest bool) {
+// split parts keys into those not seen lately and those that were, and remembers
+// all.
+func (r *recent) split(rows []row, first []int) (fresh, seen []int) {
 	fresh = make([]int, 0, len(first))
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,10 +206,18 @@ func (r *recent) split(rows []row, first []int) (fresh, seen []int, rest bool) {
 			fresh = append(fresh, at)
 		}
 	}
-	if rest = r.resting > 0; rest && len(first) >= copyFrom {
+	return fresh, seen
+}
+
+// rests says whether a large batch should insert, and counts it.
+func (r *recent) rests() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rest := r.resting > 0
+	if rest {
 		r.resting--
 	}
-	return fresh, seen, rest
+	return rest
 }
 
 func (r *recent) collided() {

@@ -23,7 +23,7 @@ type statements struct{ copies, inserts atomic.Int64 }
 
 func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	switch {
-	case strings.HasPrefix(q.SQL, "COPY core.event_keys"):
+	case strings.Contains(q.SQL, "COPY core.event_keys"):
 		s.copies.Add(1)
 	case strings.Contains(q.SQL, "INSERT INTO core.event_keys"):
 		s.inserts.Add(1)
@@ -53,7 +53,7 @@ func TestFence(t *testing.T) {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer tx.Rollback(t.Context()) //nolint:errcheck // after a commit it is none
-		winners, err := h.fence(t.Context(), tx, &stream.Batch{}, rows)
+		winners, err := h.take(t.Context(), tx, &stream.Batch{}, h.keysOf(rows))
 		require.NoError(t, err)
 		for _, r := range winners {
 			won = append(won, r.index)

@@ -38,9 +38,13 @@ func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *sche
 			BodyHash: sum[:], OccurredAt: e.At, ReceivedAt: e.At, CorrelationID: e.CorrelationID, Identifiers: "{}", Payload: e.Properties,
 		}}
 	}
-	winners, err := h.fence(ctx, tx, b, rows)
+	winners, err := h.take(ctx, tx, b, h.keysOf(rows))
 	if err != nil || len(winners) == 0 {
 		return err
 	}
-	return h.append(ctx, tx, b, winners)
+	taken, err := b.QueueEvents(ctx, len(winners))
+	if err != nil {
+		return err
+	}
+	return h.append(ctx, tx, b, &ahead{rows: winners, events: makeEvents(winners)}, taken)
 }

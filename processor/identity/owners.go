@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -10,11 +11,16 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/softcrum/carril/internal/db/processordb"
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
 )
 
-// These three are not sqlc's, which knows no ctid.
+// These are not sqlc's, which knows no ctid.
 const (
+	// The rows that a transaction has written behind a block.
+	ownRows = `SELECT ctid, tenant_id, kind, value, contact_id FROM core.contact_identifiers
+WHERE ctid >= $1::tid AND xmin = pg_current_xact_id()::xid`
+	endOfTable     = `SELECT pg_relation_size('core.contact_identifiers') / current_setting('block_size')::bigint`
 	ownersAtPlaces = `SELECT ctid, tenant_id, kind, value, contact_id FROM core.contact_identifiers WHERE ctid = ANY($1::tid[])`
 	// OFFSET 0 keeps the planner at one descent a key, whatever it thinks of the
 	// table's size.
@@ -35,42 +41,74 @@ func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
 	if len(b.idents) == 0 {
 		return nil
 	}
-	// In the index's order, so that neighbours are found on the same page.
-	slices.SortFunc(b.distinct, func(x, y *ident) int { return x.compare(y.key) })
 	if b.places != nil {
-		if at := b.places.known(b.distinct); len(at) > 0 {
-			if err := b.readOwners(ctx, tx, false, ownersAtPlaces, at); err != nil {
+		if at, who := b.places.known(b.distinct); len(at) > 0 {
+			if err := readPlaces(ctx, tx, at, who); err != nil {
 				return err
 			}
 		}
 	}
-	var tenants []uuid.UUID
-	var kinds, values []string
+	var left []*ident
 	for _, id := range b.distinct {
 		if !id.found {
-			tenants, kinds, values = append(tenants, id.tenant), append(kinds, id.kind), append(values, id.value)
+			left = append(left, id)
 		}
 	}
-	if len(tenants) > 0 {
-		if err := b.readOwners(ctx, tx, true, ownersByKey, tenants, kinds, values); err != nil {
+	if len(left) > 0 {
+		if err := b.noteEnd(ctx, tx, len(left)); err != nil {
+			return err
+		}
+		// In the index's order, so that neighbours are found on the same page.
+		slices.SortFunc(left, func(x, y *ident) int { return x.compare(y.key) })
+		tenants, kinds, values := make([]uuid.UUID, len(left)), make([]string, len(left)), make([]string, len(left))
+		for i, id := range left {
+			tenants[i], kinds[i], values[i] = id.tenant, id.kind, id.value
+		}
+		if err := b.readOwners(ctx, tx, tenants, kinds, values); err != nil {
 			return err
 		}
 	}
 	return b.loadPeople(ctx, tx)
 }
 
-// readOwners notes who owns what; at a place may stand what nobody asked for.
-func (b *batch) readOwners(ctx context.Context, tx pgx.Tx, learn bool, sql string, args ...any) error {
+// readPlaces notes who owns what stands where it was last seen; at a place may
+// stand what nobody asked for. It reads the rows as they come: there are some for
+// every event.
+func readPlaces(ctx context.Context, tx pgx.Tx, at []pgtype.TID, who map[uint64]*ident) error {
+	rows, err := tx.Query(ctx, ownersAtPlaces, at)
+	if err != nil {
+		return fmt.Errorf("look identifiers up where they were: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		v := rows.RawValues()
+		place, tenant, contact := v[0], v[1], v[4]
+		if len(place) != 6 || len(tenant) != 16 || len(contact) != 16 { // not binary: the look-up by key serves
+			continue
+		}
+		id := who[spot(binary.BigEndian.Uint32(place), binary.BigEndian.Uint16(place[4:]))]
+		if id != nil && uuid.UUID(tenant) == id.tenant && string(v[2]) == id.kind && string(v[3]) == id.value {
+			id.found, id.contact = true, uuid.UUID(contact)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("look identifiers up where they were: %w", err)
+	}
+	return nil
+}
+
+// readOwners notes who owns what, by key, and learns the places.
+func (b *batch) readOwners(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID, kinds, values []string) error {
 	err := owners(ctx, tx, func(k key, contact uuid.UUID, at pgtype.TID) {
 		id := b.idents[k]
 		if id == nil {
 			return
 		}
 		id.found, id.contact = true, contact
-		if learn && b.places != nil {
+		if b.places != nil {
 			b.places.remember(k, at)
 		}
-	}, sql, args...)
+	}, ownersByKey, tenants, kinds, values)
 	if err != nil {
 		return fmt.Errorf("look identifiers up: %w", err)
 	}
@@ -157,13 +195,16 @@ func (b *batch) plain(i int) bool {
 	return true
 }
 
-// attach writes the batch's new identifiers and learns their places.
+// attachAll writes the batch's new identifiers and learns their places.
 func (b *batch) attachAll(ctx context.Context, tx pgx.Tx) error {
 	if len(b.added) == 0 {
 		return nil
 	}
 	slices.SortFunc(b.added, func(x, y addition) int { return x.compare(y.key) })
 	n := len(b.added)
+	if n >= copyFrom {
+		return b.copyIdentifiers(ctx, tx)
+	}
 	tenants, contacts, kinds, values := make([]uuid.UUID, n), make([]uuid.UUID, n), make([]string, n), make([]string, n)
 	for i, a := range b.added {
 		tenants[i], contacts[i], kinds[i], values[i] = a.tenant, a.owner.root().id, a.kind, a.value
@@ -180,6 +221,52 @@ func (b *batch) attachAll(ctx context.Context, tx pgx.Tx) error {
 	}
 	if attached != n {
 		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
+	}
+	return nil
+}
+
+// copyIdentifiers fails as a whole where another writer took one, and with it the
+// transaction: the batch is tried again on fresh reads, as it would be after an
+// INSERT that came short.
+func (b *batch) copyIdentifiers(ctx context.Context, tx pgx.Tx) error {
+	const sql = `COPY core.contact_identifiers (tenant_id, kind, value, contact_id) FROM STDIN BINARY`
+	err := pg.Copy(ctx, tx, sql, len(b.added), func(row pg.CopyRow, i int) pg.CopyRow {
+		a := b.added[i]
+		return row.Columns(4).UUID(a.tenant).Text(a.kind).Text(a.value).UUID(a.owner.root().id)
+	})
+	switch {
+	case err == nil:
+		return b.learnCopied(ctx, tx)
+	case pg.FaultOf(err) == pg.FaultRace:
+		return fmt.Errorf("%w: an identifier was taken by another writer", stream.ErrWait)
+	}
+	return fmt.Errorf("attach %d identifiers: %w", len(b.added), err)
+}
+
+// noteEnd asks where the table ends, with the look-up that follows, where many
+// identifiers may be new.
+func (b *batch) noteEnd(ctx context.Context, tx pgx.Tx, unknown int) error {
+	if b.places == nil || unknown < copyFrom {
+		return nil
+	}
+	err := pg.Queue(ctx, tx, func(row pgx.Row) error { return row.Scan(&b.end) }, endOfTable)
+	if err != nil {
+		return fmt.Errorf("ask where identifiers end: %w", err)
+	}
+	return nil
+}
+
+// learnCopied finds the places of what a COPY, which tells none, has written: most
+// of it stands behind the table's former end. What lies elsewhere is learnt at its
+// first look-up by key.
+func (b *batch) learnCopied(ctx context.Context, tx pgx.Tx) error {
+	if b.places == nil || b.end == nil {
+		return nil
+	}
+	err := owners(ctx, tx, func(k key, _ uuid.UUID, at pgtype.TID) { b.places.remember(k, at) },
+		ownRows, pgtype.TID{BlockNumber: uint32(max(0, *b.end-1)), Valid: true})
+	if err != nil {
+		return fmt.Errorf("find %d identifiers where they were written: %w", len(b.added), err)
 	}
 	return nil
 }

@@ -18,59 +18,87 @@ import (
 //
 // It is safe for concurrent use.
 type Places struct {
-	half int
 	seed maphash.Seed
-
-	mu sync.Mutex
-	// By the key's hash: two keys that share one share a place, where at most one
-	// of them stands; the other is looked up. So no text is kept, and the
-	// collector has nothing to follow.
-	now, old map[uint64]pgtype.TID
+	size int
+	mu   sync.Mutex
+	// Pairs of slots; a key belongs to one pair, by its hash. So no text is kept,
+	// nothing grows, and the collector has nothing to follow. nil until the first.
+	slots []slot
 }
 
-// DefaultPlaces is about 30 MB of places.
-const DefaultPlaces = 1_000_000
+// slot is a place (block and offset) with 16 bits of its key's hash: two keys that
+// share those and the pair share a place, where at most one of them stands; the
+// other is looked up. Zero: empty, for no row has the offset 0.
+type slot uint64
 
-// NewPlaces makes a memory of at most n places; 0: DefaultPlaces. What was not
-// asked for while half as many others were goes first.
+func (s slot) tag() uint16 { return uint16(s >> 48) }
+
+func (s slot) place() pgtype.TID {
+	return pgtype.TID{BlockNumber: uint32(s >> 16), OffsetNumber: uint16(s), Valid: true}
+}
+
+// DefaultPlaces take 32 MB, and keep 97 of a hundred where a million are asked for
+// in turn.
+const DefaultPlaces = 4 << 20
+
+// NewPlaces makes a memory of at least n places; 0: DefaultPlaces. Of those that
+// fall on one pair, the two that were asked for last are kept.
 func NewPlaces(n int) *Places {
 	if n <= 0 {
 		n = DefaultPlaces
 	}
-	return &Places{half: max(1, n/2), seed: maphash.MakeSeed(), now: map[uint64]pgtype.TID{}}
+	size := 2
+	for size < n {
+		size *= 2
+	}
+	return &Places{seed: maphash.MakeSeed(), size: size}
 }
 
-// known gives the places of those keys that it knows.
-func (p *Places) known(ids []*ident) []pgtype.TID {
-	at := make([]pgtype.TID, 0, len(ids))
+// pair gives the slots of a key and its tag.
+func (p *Places) pair(k key) (pair []slot, tag uint16) {
+	h := maphash.Comparable(p.seed, k)
+	at := h & uint64(p.size-1) &^ 1
+	return p.slots[at : at+2], uint16(h >> 48)
+}
+
+// known gives the places of those keys that it knows, and which of them each was
+// asked for; of two that share one, the last: the other is looked up.
+func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[uint64]*ident) {
+	at, who = make([]pgtype.TID, 0, len(ids)), make(map[uint64]*ident, len(ids))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, id := range ids {
-		h := maphash.Comparable(p.seed, id.key)
-		place, ok := p.now[h]
-		if !ok {
-			if place, ok = p.old[h]; ok {
-				p.put(h, place)
-			}
-		}
-		if ok {
-			at = append(at, place)
-		}
+	if p.slots == nil {
+		return nil, nil
 	}
-	return at
+	for _, id := range ids {
+		pair, tag := p.pair(id.key)
+		if pair[0] == 0 || pair[0].tag() != tag {
+			if pair[1] == 0 || pair[1].tag() != tag {
+				continue
+			}
+			pair[0], pair[1] = pair[1], pair[0]
+		}
+		place := pair[0].place()
+		at = append(at, place)
+		who[spot(place.BlockNumber, place.OffsetNumber)] = id
+	}
+	return at, who
 }
+
+// spot is a place as a number.
+func spot(block uint32, offset uint16) uint64 { return uint64(block)<<16 | uint64(offset) }
 
 func (p *Places) remember(k key, at pgtype.TID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.put(maphash.Comparable(p.seed, k), at)
-}
-
-func (p *Places) put(hash uint64, at pgtype.TID) {
-	if len(p.now) >= p.half {
-		p.old, p.now = p.now, make(map[uint64]pgtype.TID, p.half)
+	if p.slots == nil {
+		p.slots = make([]slot, p.size)
 	}
-	p.now[hash] = at
+	pair, tag := p.pair(k)
+	if pair[0] != 0 && pair[0].tag() != tag {
+		pair[1] = pair[0]
+	}
+	pair[0] = slot(uint64(tag)<<48 | spot(at.BlockNumber, at.OffsetNumber))
 }
 
 // ident is an identifier of a batch, one for all the inputs that carry it.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/testkit"
 )
 
@@ -27,8 +28,20 @@ type bundle struct {
 	memory *Resolver
 }
 
-// asked counts the look-ups by key.
+// asked counts the look-ups by key, alone or with others.
 type asked struct{ byKey int }
+
+func (*asked) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (a *asked) TraceBatchQuery(_ context.Context, _ *pgx.Conn, q pgx.TraceBatchQueryData) {
+	if q.SQL == ownersByKey {
+		a.byKey++
+	}
+}
+
+func (*asked) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 func (a *asked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	if q.SQL == ownersByKey {
@@ -70,6 +83,27 @@ func (b *bundle) resolve(identifiers string) (contact uuid.UUID) {
 	return contact
 }
 
+// crowd are events of n people.
+func (b *bundle) crowd(n int) []Input {
+	in := make([]Input, n)
+	for i := range in {
+		in[i] = Input{TenantID: b.tenant, CellID: "cell-1", EventID: ids.New(), OccurredAt: time.Now(),
+			Identifiers: fmt.Sprintf(`{"external_id":"u-%d","email":"u-%d@example.com"}`, i, i)}
+	}
+	return in
+}
+
+// resolveAll resolves events in one transaction that saves round trips.
+func (b *bundle) resolveAll(pool *pgxpool.Pool, in []Input) []uuid.UUID {
+	b.Helper()
+	tx, err := pg.Begin(b.Context(), pool)
+	require.NoError(b, err)
+	out, err := b.memory.Resolve(b.Context(), tx, in)
+	require.NoError(b, err)
+	require.NoError(b, tx.Commit(b.Context()))
+	return out.Contacts
+}
+
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	const ana, both = `{"email":"ana@example.com"}`, `{"email":"ana@example.com","external_id":"c-1"}`
@@ -103,7 +137,8 @@ func TestPlaces(t *testing.T) {
 		b.exec(`INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id) VALUES ($1, 'email', 'beto@example.com', $2)`, b.tenant, first)
 		var at pgtype.TID
 		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT ctid FROM core.contact_identifiers`).Scan(&at))
-		require.Equal(t, []pgtype.TID{at}, b.memory.places.known([]*ident{{key: key{b.tenant, KindEmail, "ana@example.com"}}}), "beto stands where ana stood")
+		known, _ := b.memory.places.known([]*ident{{key: key{b.tenant, KindEmail, "ana@example.com"}}})
+		require.Equal(t, []pgtype.TID{at}, known, "beto stands where ana stood")
 		require.NotEqual(t, first, b.resolve(ana))
 	})
 
@@ -117,16 +152,81 @@ func TestPlaces(t *testing.T) {
 		require.NotEqual(t, out.Contacts[0], b.resolve(ana))
 	})
 
+	t.Run("AreLearntOfManyWhoComeAtOnce", func(t *testing.T) {
+		b := setup(t)
+		crowd := b.crowd(150)
+		made := b.resolveAll(b.pool, crowd)
+		require.Equal(t, 1, b.asked.byKey)
+		require.Equal(t, made, b.resolveAll(b.pool, crowd))
+		require.Equal(t, 1, b.asked.byKey, "none was looked up by key")
+	})
+
+	t.Run("WaitWhereAnotherWriterTakesOneOfMany", func(t *testing.T) {
+		b := setup(t)
+		other, err := pg.Open(t.Context(), pg.Config{URL: b.pool.Config().ConnString(), MaxConns: 1})
+		require.NoError(t, err)
+		t.Cleanup(other.Close)
+		crowd := b.crowd(150)
+		first, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer first.Rollback(t.Context()) //nolint:errcheck // after a commit it is none
+		out, err := b.memory.Resolve(t.Context(), first, crowd)
+		require.NoError(t, err)
+		refused := make(chan error, 1)
+		go func() {
+			refused <- pgx.BeginFunc(t.Context(), other, func(tx pgx.Tx) error {
+				_, err := Resolve(t.Context(), tx, crowd)
+				return err
+			})
+		}()
+		require.Eventually(t, func() bool {
+			var waits bool
+			err := first.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid)`).Scan(&waits)
+			return err == nil && waits
+		}, time.Minute, 10*time.Millisecond, "the second writer waits for the first")
+		require.NoError(t, first.Commit(t.Context()))
+		require.ErrorIs(t, <-refused, stream.ErrWait)
+		require.Equal(t, out.Contacts, b.resolveAll(other, crowd), "and finds them then")
+		var people int
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM core.contacts`).Scan(&people))
+		require.Equal(t, 150, people)
+	})
+
 	t.Run("StayWithinTheirBound", func(t *testing.T) {
 		t.Parallel()
 		p := NewPlaces(10)
 		keep := key{kind: "k", value: "keep"}
-		p.remember(keep, pgtype.TID{BlockNumber: 7, OffsetNumber: 1, Valid: true})
+		there := pgtype.TID{BlockNumber: 1<<32 - 7, OffsetNumber: 1<<16 - 1, Valid: true}
+		p.remember(keep, there)
+		_, tag := p.pair(keep)
 		for i := range 1_000 {
-			p.remember(key{kind: "k", value: fmt.Sprint(i)}, pgtype.TID{Valid: true})
-			require.Equal(t, []pgtype.TID{{BlockNumber: 7, OffsetNumber: 1, Valid: true}}, p.known([]*ident{{key: keep}}), "what is asked for stays")
-			require.LessOrEqual(t, len(p.now)+len(p.old), 10)
+			other := key{kind: "k", value: fmt.Sprint(i)}
+			if _, same := p.pair(other); same == tag { // one in 65,536
+				continue
+			}
+			p.remember(other, pgtype.TID{OffsetNumber: 1, Valid: true})
+			at, _ := p.known([]*ident{{key: keep}})
+			require.Equal(t, []pgtype.TID{there}, at, "what is asked for stays")
 		}
-		require.Empty(t, p.known([]*ident{{key: key{kind: "k", value: "3"}}}))
+		require.Len(t, p.slots, 16)
+	})
+
+	t.Run("AreHardlyLostWhereThereIsRoom", func(t *testing.T) {
+		t.Parallel()
+		const n = 10_000
+		p := NewPlaces(4 * n)
+		var ids []*ident
+		for i := range n {
+			ids = append(ids, &ident{key: key{kind: "k", value: fmt.Sprint(i)}})
+			p.remember(ids[i].key, pgtype.TID{BlockNumber: uint32(i), OffsetNumber: 1, Valid: true})
+		}
+		_, who := p.known(ids)
+		right := 0
+		for i, id := range ids {
+			if who[spot(uint32(i), 1)] == id {
+				right++
+			}
+		}
+		require.Greater(t, right, n*9/10)
 	})
 }

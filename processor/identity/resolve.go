@@ -19,22 +19,37 @@ func NewResolver(p *Places) *Resolver { return &Resolver{p} }
 
 // Resolve does what the function does.
 func (r *Resolver) Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
-	return resolve(ctx, tx, inputs, r.places)
+	return Prepare(inputs).resolve(ctx, tx, r.places)
+}
+
+// ResolvePrepared does what Resolve does for inputs that were prepared ahead. It
+// uses p up.
+func (r *Resolver) ResolvePrepared(ctx context.Context, tx pgx.Tx, p *Prepared) (*Outcome, error) {
+	return p.resolve(ctx, tx, r.places)
 }
 
 // Resolve finds or makes the contact of each input, in order: an identify
 // followed by a track of the same person in one batch sees it. It writes
 // contacts, identifiers, merges, conflicts and traits inside tx.
 func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
-	return resolve(ctx, tx, inputs, nil)
+	return Prepare(inputs).resolve(ctx, tx, nil)
 }
 
-func resolve(ctx context.Context, tx pgx.Tx, inputs []Input, places *Places) (*Outcome, error) {
-	b := &batch{
-		inputs: inputs, now: time.Now().UTC(), out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, places: places,
-		idents: make(map[key]*ident, 2*len(inputs)), people: make(map[uuid.UUID]*person, len(inputs)), touched: map[*person]int{},
-	}
+// Prepared are inputs whose identifiers are read and made distinct: what
+// identity can do before its transaction begins. It serves one call.
+type Prepared struct{ b *batch }
+
+// Prepare reads inputs ahead.
+func Prepare(inputs []Input) *Prepared {
+	b := &batch{inputs: inputs, out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, idents: make(map[key]*ident, 2*len(inputs))}
 	b.parse()
+	return &Prepared{b}
+}
+
+func (p *Prepared) resolve(ctx context.Context, tx pgx.Tx, places *Places) (*Outcome, error) {
+	b, inputs := p.b, p.b.inputs
+	b.now, b.places = time.Now().UTC(), places
+	b.people, b.touched = make(map[uuid.UUID]*person, len(inputs)), map[*person]int{}
 	if err := b.load(ctx, tx); err != nil {
 		return nil, err
 	}
@@ -69,6 +84,7 @@ type batch struct {
 	added    []addition
 	touched  map[*person]int // people whose known state rose, by the input that did it
 	clashes  []clash
+	end      *int64 // blocks that identifiers filled before the batch; nil: not asked
 }
 
 type merge struct {

@@ -59,9 +59,10 @@ func Append(ctx context.Context, cfg Config) (*bench.Report, error) {
 
 type appendRun struct {
 	*run
-	tenants []tenant
-	at      time.Time // when the events are said to have happened
-	seen    *statements
+	tenants  []tenant
+	at       time.Time // when the events are said to have happened
+	seen     *statements
+	backends map[int32]time.Duration // CPU by process, in the phase at hand
 }
 
 func (a *appendRun) measure(ctx context.Context, rep *bench.Report) error {
@@ -91,6 +92,9 @@ func (a *appendRun) measure(ctx context.Context, rep *bench.Report) error {
 		if a.Events >= 2*million {
 			rep.Details[name+"first_million_rate"], rep.Details[name+"last_million_rate"] = p.rate(0, million), p.rate(a.Events-million, a.Events)
 			rep.Details[name+"last_by_first_million"] = round3(p.rate(a.Events-million, a.Events) / p.rate(0, million))
+		}
+		if p.server > 0 {
+			rep.Details[name+"backend_cpu_us"] = round1(float64(p.server.Microseconds()) / float64(a.Events))
 		}
 		if p.wal > 0 {
 			rep.Details[name+"wal_bytes_per_row"] = p.wal / int64(a.Events)
@@ -242,7 +246,8 @@ func (a *appendRun) batches(ctx context.Context, end time.Time) ([]point, error)
 	if appended != a.Events || len(points) == 0 {
 		return nil, fmt.Errorf("%d of %d events were appended", appended, a.Events)
 	}
-	return append(points, point{a.Events, end}), nil
+	points = append(points, point{a.Events, end})
+	return points, nil
 }
 
 // published waits until the relay has published all of it, and reports how far
@@ -257,6 +262,7 @@ JOIN core.outbox_cursors c USING (lane) WHERE l.store = 'events' AND c.consumer 
 			return fmt.Errorf("read the relay's cursor: %w", err)
 		}
 		if behind == 0 {
+			a.noteBackends(ctx)
 			rep.Details["published_after_ms"] = bench.Millis(at.Sub(appended))
 			return nil
 		}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,6 +22,7 @@ type phase struct {
 	points []point       // in order; the first has no rows
 	wal    int64         // bytes written to the log meanwhile; 0: PostgreSQL did not say
 	cpu    time.Duration // of this process; PostgreSQL's own is not in it
+	server time.Duration // of PostgreSQL's backends, where they run on this machine; else 0
 }
 
 type point struct {
@@ -30,11 +34,15 @@ type point struct {
 // other wrote.
 func (a *appendRun) phase(ctx context.Context, f func(context.Context) ([]point, error)) (p phase, err error) {
 	_, _ = a.pool.Exec(ctx, "CHECKPOINT") // a right that not every user has
-	before, cpu := a.walPosition(ctx), bench.CPUTime()
+	a.backends = map[int32]time.Duration{}
+	a.noteBackends(ctx)
+	before, cpu, server := a.walPosition(ctx), bench.CPUTime(), a.backendCPU()
 	if p.points, err = f(ctx); err != nil {
 		return p, err
 	}
 	p.cpu = bench.CPUTime() - cpu
+	a.noteBackends(ctx)
+	p.server = a.backendCPU() - server
 	if after := a.walPosition(ctx); before > 0 {
 		p.wal = after - before
 	}
@@ -46,10 +54,41 @@ func (a *appendRun) walPosition(ctx context.Context) (at int64) {
 	return at
 }
 
+// noteBackends reads what each backend of the benchmark's database has spent;
+// before connections are closed, or theirs is lost.
+func (a *appendRun) noteBackends(ctx context.Context) {
+	rows, err := a.pool.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+	if err != nil {
+		return
+	}
+	pids, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	if err != nil {
+		return
+	}
+	for _, pid := range pids {
+		// The server's number means another process here where it runs elsewhere.
+		if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(name), "postgres") {
+			continue
+		}
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+		spent, _, _ := strings.Cut(string(stat), " ")
+		if n, err := strconv.ParseInt(spent, 10, 64); err == nil {
+			a.backends[pid] = time.Duration(n)
+		}
+	}
+}
+
+func (a *appendRun) backendCPU() (sum time.Duration) {
+	for _, d := range a.backends {
+		sum += d
+	}
+	return sum
+}
+
 // then joins a later phase that goes on where this one ended.
 func (p phase) then(later phase) phase {
 	gap := later.points[0].at.Sub(p.points[len(p.points)-1].at)
-	joined := phase{points: slices.Clone(p.points), wal: p.wal + later.wal, cpu: p.cpu + later.cpu}
+	joined := phase{points: slices.Clone(p.points), wal: p.wal + later.wal, cpu: p.cpu + later.cpu, server: p.server + later.server}
 	for _, pt := range later.points[1:] {
 		joined.points = append(joined.points, point{pt.rows, pt.at.Add(-gap)})
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/internal/bench"
+	"github.com/softcrum/carril/internal/cores"
 	"github.com/softcrum/carril/internal/devstack"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/pg"
@@ -247,7 +247,7 @@ func (s *site) dropSubjects(ctx context.Context) error {
 
 // describe says where the figures come from.
 func (s *site) describe(ctx context.Context) error {
-	s.machine = bench.Machine{Cores: runtime.GOMAXPROCS(0)}
+	s.machine = bench.Machine{Cores: cores.Given()}
 	s.machine.Kafka = "embedded"
 	if !s.embedded(devstack.Kafka) {
 		var err error

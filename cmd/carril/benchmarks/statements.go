@@ -47,7 +47,7 @@ type statement struct {
 
 // TraceQueryStart implements pgx.QueryTracer.
 func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	return context.WithValue(ctx, statementKey{}, statement{q.SQL, time.Now()})
+	return context.WithValue(ctx, statementKey{}, statement{nameOf(q.SQL), time.Now()})
 }
 
 // TraceQueryEnd implements pgx.QueryTracer.
@@ -56,6 +56,30 @@ func (s *statements) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 	if !ok {
 		return
 	}
+	s.note(st)
+}
+
+// TraceBatchStart implements pgx.BatchTracer: statements that travel together
+// are one step.
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, b pgx.TraceBatchStartData) context.Context {
+	names := make([]string, len(b.Batch.QueuedQueries))
+	for i, q := range b.Batch.QueuedQueries {
+		names[i] = nameOf(q.SQL)
+	}
+	return context.WithValue(ctx, statementKey{}, statement{strings.Join(names, " + "), time.Now()})
+}
+
+// TraceBatchQuery implements pgx.BatchTracer.
+func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+// TraceBatchEnd implements pgx.BatchTracer.
+func (s *statements) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchEndData) {
+	if st, ok := ctx.Value(statementKey{}).(statement); ok {
+		s.note(st)
+	}
+}
+
+func (s *statements) note(st statement) {
 	took := time.Since(st.from)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,8 +116,7 @@ func (s *statements) steps(whole time.Duration) []bench.Step {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	byName := map[string]*timing{}
-	for sql, t := range s.seen {
-		name := nameOf(sql)
+	for name, t := range s.seen {
 		sum := byName[name]
 		if sum == nil {
 			sum = &timing{}
