@@ -17,6 +17,9 @@ import (
 	"github.com/softcrum/carril/internal/kafka"
 )
 
+// fetchBytes bounds one answer of a broker; the client holds one of each.
+const fetchBytes = 8 << 20
+
 // errRetake asks for a fresh take-over of a partition that is still ours.
 var errRetake = errors.New("take the partition over again")
 
@@ -30,6 +33,8 @@ type Loop struct {
 
 	ready     chan struct{}
 	readyOnce sync.Once
+
+	size int // bytes of a record, the mean of late; of the polling goroutine alone
 
 	mu       sync.Mutex
 	workers  map[tp]*worker
@@ -64,6 +69,7 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.FetchMaxWait(time.Second),
+		kgo.FetchMaxBytes(fetchBytes), // what lies in the client, before any worker's bound
 		kgo.AdjustFetchOffsetsFn(l.adjust),
 		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { l.markReady() }),
 		kgo.OnPartitionsRevoked(l.revoked),
@@ -71,6 +77,9 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 	)
 	if cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(cfg.InstanceID))
+	}
+	if deps.Hook != nil {
+		opts = append(opts, kgo.WithHooks(deps.Hook))
 	}
 	opts = append(opts, kafka.Made(func(cl *kgo.Client) { l.cl, l.adm = cl, kadm.NewClient(cl) }))
 	if _, err = kgo.NewClient(append(opts, deps.KgoExtra...)...); err != nil {
@@ -107,9 +116,13 @@ func (l *Loop) pollOnce(ctx context.Context) {
 	l.wakePoll = cancel
 	l.mu.Unlock()
 	l.retakeDue(ctx)
-	fetches := l.cl.PollRecords(pctx, 10_000)
+	fetches := l.cl.PollRecords(pctx, l.deps.Memory.poll(l.size))
 	defer l.cl.AllowRebalance()
+	if !fetches.Empty() {
+		l.deps.Hook.at(PointPolled)
+	}
 	fetches.EachError(func(topic string, partition int32, err error) { l.fetchFailed(topic, partition, err) })
+	l.measure(fetches)
 	fetches.EachPartition(func(f kgo.FetchTopicPartition) {
 		if len(f.Records) == 0 {
 			return
@@ -119,6 +132,15 @@ func (l *Loop) pollOnce(ctx context.Context) {
 			l.pause(w)
 		}
 	})
+}
+
+// measure keeps the mean size of the records that came lately.
+func (l *Loop) measure(fetches kgo.Fetches) {
+	n, bytes := 0, 0
+	fetches.EachRecord(func(r *kgo.Record) { n, bytes = n+1, bytes+recordBytes(r) })
+	if n > 0 {
+		l.size = (l.size + bytes/n) / 2
+	}
 }
 
 // fetchFailed deals with a partition that cannot be fetched. An offset outside
@@ -342,6 +364,8 @@ func (l *Loop) end(tps []tp, drain time.Duration, commit bool) {
 		l.cl.ResumeFetchPartitions(map[string][]int32{topic: {at.partition}})
 		addOffset(offsets, topic, at.partition, w.position())
 	}
+	l.forgetGauges(ending)
+	l.deps.Hook.at(PointEnded)
 	if commit {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()
