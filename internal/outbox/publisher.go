@@ -449,7 +449,7 @@ func (p *Publisher) deadLetter(ctx context.Context, bad Item, cause error) error
 		}
 		return streamdb.New(tx).KeepRefusedMessage(ctx, streamdb.KeepRefusedMessageParams{
 			Stage: fmt.Sprintf("outbox:%d:%d", p.lane.ID, bad.Seq), Reason: cause.Error(), Topic: bad.Topic,
-			RecordKey: bad.Key, RecordValue: bad.Value, RecordHeaders: []byte(encodeHeaders(bad.Headers))})
+			RecordKey: bad.Key, RecordValue: bad.Value, RecordHeaders: EncodeHeaders(bad.Headers)})
 	})
 	if err != nil {
 		return fmt.Errorf("dead-letter message %d of lane %d: %w", bad.Seq, p.lane.ID, err)

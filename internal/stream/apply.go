@@ -3,8 +3,6 @@ package stream
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -311,26 +309,4 @@ func (w *worker) count(cause string) {
 	if m := w.l.deps.Metrics; m != nil {
 		m.retries.WithLabelValues(w.l.cfg.Stage, cause).Inc()
 	}
-}
-
-// headerJSON keeps one header; a value that is no text goes as base64, and says
-// so, for a replay must give back the record's own bytes.
-func headerJSON(h kgo.RecordHeader) []string {
-	if v := string(h.Value); v == printable(v) {
-		return []string{printable(h.Key), v}
-	}
-	return []string{printable(h.Key), base64.StdEncoding.EncodeToString(h.Value), "base64"}
-}
-
-// headersJSON keeps a record's headers as [[key, value], …] text.
-func headersJSON(r *kgo.Record) []byte {
-	out := make([][]string, len(r.Headers))
-	for i, h := range r.Headers {
-		out[i] = headerJSON(h)
-	}
-	b, err := json.Marshal(out)
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
 }

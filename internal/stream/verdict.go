@@ -100,7 +100,7 @@ func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]b
 	for _, r := range rejects {
 		r.ref = r.ref.orOf(r.record)
 		sum := sha256.Sum256(r.record.Value)
-		key, value, headers := r.record.Key, r.record.Value, headersJSON(r.record)
+		key, value, headers := r.record.Key, r.record.Value, outbox.EncodeHeaders(r.record.Headers)
 		if r.bare {
 			key, value, headers = nil, nil, nil
 		}
