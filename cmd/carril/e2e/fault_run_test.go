@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,6 +124,7 @@ type faultRun struct {
 	acked    atomic.Int64
 	healed   time.Time
 	endLooks func()
+	since    time.Time // looks before it are of a database that is gone
 	figures  []string
 }
 
@@ -428,7 +430,10 @@ func (f *faultRun) judge() {
 	d, err := books.Read(ctx, conn)
 	require.NoError(f.t, err)
 	d.Published = f.published(ctx)
-	f.book.Judge(d, func(e *books.Evidence) { e.Canaries = []string{f.key, "@example.com"} })
+	f.book.Judge(d, func(e *books.Evidence) {
+		e.Canaries = []string{f.key, "@example.com"}
+		e.Samples = slices.DeleteFunc(e.Samples, func(s books.Sample) bool { return s.At.Before(f.since) })
+	})
 	f.figure("%d acknowledged, %d unknown, %d refused with 5xx, %d rows, %d dead letters", f.acked.Load(), f.unknown.Load(), f.failed.Load(), len(d.Rows), len(d.DeadLetters))
 	f.report()
 }
