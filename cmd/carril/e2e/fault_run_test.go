@@ -97,6 +97,19 @@ func (p parts) up() {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		p.t.Errorf("start the services again: %v\n%s", err, out)
 	}
+	// One that lives may still be recovering.
+	for {
+		conn, err := pgx.Connect(ctx, os.Getenv(testkit.EnvPostgresURL))
+		if err == nil {
+			_ = conn.Close(ctx)
+			return
+		}
+		if ctx.Err() != nil {
+			p.t.Errorf("PostgreSQL does not answer again: %v", err)
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // faultRun is one row of the matrix: the product's front door and stages on real
