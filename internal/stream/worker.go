@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -35,6 +36,7 @@ type worker struct {
 
 	pubs []*outbox.Publisher
 
+	killed atomic.Bool
 	cancel context.CancelFunc // ends everything, the transaction in hand included
 	soft   chan struct{}      // closed: finish what is in hand, take no more
 	once   sync.Once
@@ -287,7 +289,17 @@ func recordBytes(r *kgo.Record) int { return len(r.Key) + len(r.Value) + 64 }
 // stop asks the worker to end after the batch in hand; kill ends it now.
 func (w *worker) stop() { w.once.Do(func() { close(w.soft) }) }
 
-func (w *worker) kill() { w.stop(); w.cancel() }
+func (w *worker) kill() { w.killed.Store(true); w.stop(); w.cancel() }
+
+// ended says that the worker was killed, or has ended by itself.
+func (w *worker) ended() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return w.killed.Load()
+	}
+}
 
 // wait waits for the worker's end, killing it when drain has passed.
 func (w *worker) wait(drain time.Duration) {
