@@ -2,7 +2,6 @@ package deadletter_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -243,5 +242,5 @@ func TestDiscard(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, done.Refused[0].Err, deadletter.ErrNotOpen)
 	_, err = s.Value(t.Context(), uuid.New())
-	require.True(t, errors.Is(err, deadletter.ErrNotFound))
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
 }

@@ -201,7 +201,6 @@ func TestFaultDiskFull(t *testing.T) {
 	require.NoError(t, os.Chmod(dir, 0o755))
 	space := filepath.Join(dir, "space")
 	require.NoError(t, os.Mkdir(space, 0o755))
-	db := &cluster{t: t, db: f.db}
 	need := f.db.count(`SELECT (pg_database_size(current_database()) >> 20)::int`) + 12
 	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%dm", need), "tmpfs", space).CombinedOutput(); err != nil {
 		skip(t, "F23", fmt.Sprintf("no tmpfs may be mounted here: %s", strings.TrimSpace(string(out))))
@@ -229,7 +228,7 @@ func TestFaultDiskFull(t *testing.T) {
 	l := f.load(1, 16, time.Millisecond)
 	eventually(t, 2*time.Minute, func() bool { return strings.Contains(stages.log.String(), "53100") }, func() string { return "the table space is full" })
 	f.awaitAcked(200) // the front door goes on
-	require.Zero(t, db.db.count(`SELECT count(*) FROM core.dead_letters`))
+	require.Zero(t, f.db.count(`SELECT count(*) FROM core.dead_letters`))
 	out, err := exec.Command("mount", "-o", fmt.Sprintf("remount,size=%dm", need+400), space).CombinedOutput()
 	require.NoError(t, err, string(out))
 	f.heal()
@@ -237,7 +236,7 @@ func TestFaultDiskFull(t *testing.T) {
 	f.book.Promise("refusals for a full disk", 1, strings.Count(stages.log.String(), "53100"))
 	f.figure("%d refusals with 53100", strings.Count(stages.log.String(), "53100"))
 	f.judge()
-	require.Zero(t, db.db.count(`SELECT count(*) FROM core.dead_letters`))
+	require.Zero(t, f.db.count(`SELECT count(*) FROM core.dead_letters`))
 }
 
 // TestFaultFailover is F19's second half: the primary dies, its asynchronous
