@@ -30,8 +30,8 @@ test-kafka: ## test against a real Kafka, registry, PostgreSQL and Redis, starte
 	exec deploy/services/test-kafka.sh $(PKG)
 
 .PHONY: test-faults
-test-faults: bin/withstack ## test with killed processes and cut connections, the full matrix (about an hour)
-	exec bin/withstack -count -- go test -json -count=1 -timeout 120m -tags faults -run Fault $(PKG)
+test-faults: ## the full matrix of faults on real parts, each run judged by a ledger (about 30 minutes)
+	exec deploy/services/test-faults.sh $(PKG)
 
 .PHONY: bench
 bench: build ## measure each part against its baseline in the same run

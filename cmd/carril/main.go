@@ -42,12 +42,12 @@ type cli struct {
 	Rules   rulesCmd   `cmd:"" help:"Write tenants' rules, and try them over past events."`
 	Sender  senderCmd  `cmd:"" help:"Verify, pause and resume tenants' senders."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
-	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
+	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 
 	Partitions partitionsCmd `cmd:"" help:"List, make and repair the partitions of time-partitioned tables."`
 	Retention  retentionCmd  `cmd:"" help:"See and run what plans do not keep any longer: export, verify, drop."`
 
-	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
+	Positions positionsCmd `cmd:"" help:"Show, release and mend stream positions."`
 	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`
 	Bench     benchCmd     `cmd:"" help:"Measure each part against a baseline in the same run."`
 	Conf      configCmd    `cmd:"" name:"config" help:"Print the effective settings, secrets masked."`

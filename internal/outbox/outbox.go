@@ -12,10 +12,13 @@ package outbox
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -143,13 +146,13 @@ func (l Lane) write(ctx context.Context, tx pgx.Tx, msgs []Message, first int64)
 		const sql = `COPY core.outbox (lane, lane_seq, topic, key, value, headers) FROM STDIN BINARY`
 		return pg.Copy(ctx, tx, sql, n, func(row pg.CopyRow, i int) pg.CopyRow {
 			m := &msgs[i]
-			return row.Columns(6).Int32(l.ID).Int64(first + int64(i)).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(encodeHeaders(m.Headers))
+			return row.Columns(6).Int32(l.ID).Int64(first + int64(i)).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(string(EncodeHeaders(m.Headers)))
 		})
 	}
 	rows := streamdb.AppendOutboxParams{Lane: l.ID, First: first,
 		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([]string, n)}
 	for i, m := range msgs {
-		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, encodeHeaders(m.Headers)
+		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, string(EncodeHeaders(m.Headers))
 	}
 	return streamdb.New(tx).AppendOutbox(ctx, rows)
 }
@@ -163,27 +166,49 @@ func Number(msgs []Message, first int64, at time.Time) []Item {
 	return items
 }
 
-// encodeHeaders keeps headers as [[key, value], …]; all of ours are text.
-func encodeHeaders(hs []kgo.RecordHeader) string {
-	out := make([][2]string, len(hs))
+// EncodeHeaders keeps headers as [[key, value], …]; a value that is no text goes
+// as base64 and says so in a third place, so that no byte of it is lost.
+func EncodeHeaders(hs []kgo.RecordHeader) []byte {
+	out := make([][]string, len(hs))
 	for i, h := range hs {
-		out[i] = [2]string{h.Key, string(h.Value)}
+		if v := string(h.Value); utf8.ValidString(v) && !strings.Contains(v, "\x00") {
+			out[i] = []string{printable(h.Key), v}
+		} else {
+			out[i] = []string{printable(h.Key), base64.StdEncoding.EncodeToString(h.Value), "base64"}
+		}
 	}
 	b, err := json.Marshal(out)
 	if err != nil { // strings always marshal
 		panic(err)
 	}
-	return string(b)
+	return b
 }
 
-func decodeHeaders(s []byte) ([]kgo.RecordHeader, error) {
-	var in [][2]string
+// printable makes text that PostgreSQL takes.
+func printable(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// DecodeHeaders reads what EncodeHeaders wrote.
+func DecodeHeaders(s []byte) ([]kgo.RecordHeader, error) {
+	var in [][]string
 	if err := json.Unmarshal(s, &in); err != nil {
-		return nil, fmt.Errorf("read outbox headers: %w", err)
+		return nil, fmt.Errorf("read headers: %w", err)
 	}
 	hs := make([]kgo.RecordHeader, len(in))
 	for i, kv := range in {
-		hs[i] = kgo.RecordHeader{Key: kv[0], Value: []byte(kv[1])}
+		switch {
+		case len(kv) == 2:
+			hs[i] = kgo.RecordHeader{Key: kv[0], Value: []byte(kv[1])}
+		case len(kv) == 3 && kv[2] == "base64":
+			v, err := base64.StdEncoding.DecodeString(kv[1])
+			if err != nil {
+				return nil, fmt.Errorf("read headers: %w", err)
+			}
+			hs[i] = kgo.RecordHeader{Key: kv[0], Value: v}
+		default:
+			return nil, fmt.Errorf("read headers: no pair of key and value")
+		}
 	}
 	return hs, nil
 }

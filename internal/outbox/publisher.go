@@ -42,10 +42,12 @@ func (s ClientSink) Publish(ctx context.Context, records []*kgo.Record) []error 
 
 // PublisherConfig bounds a publisher; zero values take the defaults.
 type PublisherConfig struct {
-	Queue   int           // messages kept in memory after their commit; default 20,000. Beyond it they are read back
-	Page    int           // messages read and published at a time; default 1,000
-	Poll    time.Duration // how often to look without being woken; default 5 s
-	Backoff time.Duration // after a failure, doubled up to 5 s; default 50 ms
+	Queue int // messages kept in memory after their commit; default 20,000. Beyond it they are read back
+	// QueueBytes bounds the same in bytes of keys and values; default 4 MiB.
+	QueueBytes int
+	Page       int           // messages read and published at a time; default 1,000
+	Poll       time.Duration // how often to look without being woken; default 5 s
+	Backoff    time.Duration // after a failure, doubled up to 5 s; default 50 ms
 	// Record is how far apart the cursor's moves are written: what a successor
 	// publishes again is at most what went out in that time. Default 500 ms.
 	Record time.Duration
@@ -54,6 +56,9 @@ type PublisherConfig struct {
 func (c PublisherConfig) withDefaults() PublisherConfig {
 	if c.Queue == 0 {
 		c.Queue = 20_000
+	}
+	if c.QueueBytes == 0 {
+		c.QueueBytes = 4 << 20
 	}
 	if c.Page == 0 {
 		c.Page = 1_000
@@ -96,6 +101,7 @@ type Publisher struct {
 
 	mu       sync.Mutex
 	queue    []Item
+	bytes    int // of the queue
 	overflow bool
 	look     bool  // the table holds what was never offered
 	last     int64 // highest sequence offered or published
@@ -127,13 +133,22 @@ func (p *Publisher) Offer(items []Item) {
 	}
 	p.mu.Lock()
 	p.last = max(p.last, items[len(items)-1].Seq)
-	if len(p.queue)+len(items) > p.cfg.Queue {
-		p.queue, p.overflow = nil, true
-	} else if !p.overflow {
-		p.queue = append(p.queue, items...)
+	size := itemsBytes(items)
+	switch {
+	case len(p.queue)+len(items) > p.cfg.Queue || len(p.queue) > 0 && p.bytes+size > p.cfg.QueueBytes:
+		p.queue, p.bytes, p.overflow = nil, 0, true
+	case !p.overflow:
+		p.queue, p.bytes = append(p.queue, items...), p.bytes+size
 	}
 	p.mu.Unlock()
 	signal(p.wake)
+}
+
+func itemsBytes(items []Item) (n int) {
+	for _, it := range items {
+		n += len(it.Key) + len(it.Value)
+	}
+	return n
 }
 
 // Wake says that something was committed which was not offered.
@@ -243,7 +258,7 @@ func (p *Publisher) takeNext() (items []Item, look bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	items, look = p.queue, p.look || p.overflow
-	p.queue, p.overflow, p.look = nil, false, false
+	p.queue, p.bytes, p.overflow, p.look = nil, 0, false, false
 	for len(items) > 0 && items[0].Seq <= p.out.seq {
 		items = items[1:]
 	}
@@ -434,7 +449,7 @@ func (p *Publisher) deadLetter(ctx context.Context, bad Item, cause error) error
 		}
 		return streamdb.New(tx).KeepRefusedMessage(ctx, streamdb.KeepRefusedMessageParams{
 			Stage: fmt.Sprintf("outbox:%d:%d", p.lane.ID, bad.Seq), Reason: cause.Error(), Topic: bad.Topic,
-			RecordKey: bad.Key, RecordValue: bad.Value, RecordHeaders: []byte(encodeHeaders(bad.Headers))})
+			RecordKey: bad.Key, RecordValue: bad.Value, RecordHeaders: EncodeHeaders(bad.Headers)})
 	})
 	if err != nil {
 		return fmt.Errorf("dead-letter message %d of lane %d: %w", bad.Seq, p.lane.ID, err)

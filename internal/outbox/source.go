@@ -32,7 +32,7 @@ func (s TableSource) Page(ctx context.Context, lane Lane, after int64, since tim
 	}
 	items := make([]Item, len(rows))
 	for i, r := range rows {
-		hs, err := decodeHeaders(r.Headers)
+		hs, err := DecodeHeaders(r.Headers)
 		if err != nil {
 			return nil, fmt.Errorf("page lane %d: %w", lane.ID, err)
 		}

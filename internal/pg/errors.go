@@ -32,13 +32,18 @@ const (
 
 // FaultOf classifies err.
 func FaultOf(err error) Fault {
+	// Whatever a connection was refused for says nothing of the data: a password
+	// that is being changed gives an error with a code, too.
+	var ce *pgconn.ConnectError
+	if errors.As(err, &ce) {
+		return FaultWait
+	}
 	var pe *pgconn.PgError
 	if errors.As(err, &pe) {
 		return faultOfCode(pe)
 	}
-	var ce *pgconn.ConnectError
 	var ne net.Error
-	if errors.As(err, &ce) || errors.As(err, &ne) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	if errors.As(err, &ne) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, net.ErrClosed) || errors.Is(err, context.DeadlineExceeded) || pgconn.SafeToRetry(err) ||
 		isClosed(err) {
 		return FaultWait
@@ -59,9 +64,9 @@ func faultOfCode(pe *pgconn.PgError) Fault {
 		return FaultWait
 	}
 	switch pe.Code[:2] {
-	case "08", "25", "40", "53", "55", "57", "58", "XX":
+	case "08", "25", "28", "3D", "40", "53", "55", "57", "58", "72", "F0", "XX":
 		return FaultWait
-	case "42", "3F", "26":
+	case "0A", "42", "3F", "26": // 0A000: a cached plan, right after a migration
 		return FaultStatement
 	}
 	return FaultData

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -35,6 +36,7 @@ func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
 	pc.HealthCheckPeriod = 15 * time.Second
 	pc.ConnConfig.ConnectTimeout = c.Acquire
 	pc.ConnConfig.Tracer = c.Tracer
+	pc.ConnConfig.OnPgError = keepConnection
 	pc.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
 		registerUUID(conn.TypeMap())
 		return nil
@@ -44,6 +46,13 @@ func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
 		return nil, fmt.Errorf("open the PostgreSQL pool: %w", err)
 	}
 	return p, nil
+}
+
+// keepConnection closes what is of no more use after an error: a session that the
+// server ends, and one whose server has become a standby. That one would answer
+// for ever, and nobody would ever look for the new primary.
+func keepConnection(_ *pgconn.PgConn, e *pgconn.PgError) bool {
+	return e.SeverityUnlocalized != "FATAL" && e.SeverityUnlocalized != "PANIC" && e.Severity != "FATAL" && e.Code != "25006"
 }
 
 // EnsurePartitions makes what every time-partitioned table should have around

@@ -1,11 +1,12 @@
 package stream
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -73,6 +74,7 @@ func (w *worker) applyRange(ctx context.Context, good []Record, ready any, bad [
 				}
 			}
 		case wait:
+			w.alarmStatement(err)
 			if err := w.backOff(ctx, "wait", err, &backoff); err != nil {
 				return err
 			}
@@ -83,23 +85,41 @@ func (w *worker) applyRange(ctx context.Context, good []Record, ready any, bad [
 	}
 }
 
-// bisect halves the records until the refused one stands alone. Rejects go with
-// the last part: their offsets lie before its end.
+// bisect halves a refused batch, rejects and all, until the one record that is
+// refused stands alone: a good one becomes a reject; a reject that the database
+// refuses even as a dead letter is kept without what it brought, which its offset
+// still names. Rather that than a partition that stands.
 func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *kgo.Record, cause error) error {
-	switch len(good) {
-	case 0:
-		// Only rejects are left and even those are refused: keep them one by one
-		// without their bytes rather than stand still.
+	switch {
+	case len(good) == 1 && len(bad) == 0:
+		return w.applyRange(ctx, nil, nil, []reject{{record: good[0].Record, class: classOf(cause), reason: redact(cause)}}, last)
+	case len(good) == 0 && len(bad) == 1 && !bad[0].bare:
+		r := bad[0]
+		r.bare, r.reason = true, r.reason+"; its bytes were refused: "+redact(cause)
+		return w.applyRange(ctx, nil, nil, []reject{r}, last)
+	case len(good)+len(bad) < 2:
 		return fmt.Errorf("keep dead letters of %s/%d: %w", w.tp.topic, w.tp.partition, cause)
-	case 1:
-		r := reject{record: good[0].Record, class: classOf(cause), reason: redact(cause)}
-		return w.applyRange(ctx, nil, nil, append(bad[:len(bad):len(bad)], r), last)
 	}
-	half := len(good) / 2
-	if err := w.applyRange(ctx, good[:half], nil, nil, good[half-1].Record); err != nil {
+	mid := middle(good, bad)
+	g, _ := slices.BinarySearchFunc(good, mid.Offset+1, func(r Record, at int64) int { return cmp.Compare(r.Offset, at) })
+	b, _ := slices.BinarySearchFunc(bad, mid.Offset+1, func(r reject, at int64) int { return cmp.Compare(r.record.Offset, at) })
+	if err := w.applyRange(ctx, good[:g], nil, bad[:b:b], mid); err != nil {
 		return err
 	}
-	return w.applyRange(ctx, good[half:], nil, bad, last)
+	return w.applyRange(ctx, good[g:], nil, bad[b:], last)
+}
+
+// middle is the last record of the first half of a batch, by offset.
+func middle(good []Record, bad []reject) *kgo.Record {
+	all := make([]*kgo.Record, 0, len(good)+len(bad))
+	for _, r := range good {
+		all = append(all, r.Record)
+	}
+	for _, r := range bad {
+		all = append(all, r.record)
+	}
+	slices.SortFunc(all, func(a, b *kgo.Record) int { return cmp.Compare(a.Offset, b.Offset) })
+	return all[(len(all)-1)/2]
 }
 
 // attempt is one transaction. Its outcome is never guessed: a commit that gave
@@ -128,6 +148,7 @@ func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []re
 		rollback(tx)
 		return err
 	}
+	w.l.deps.Hook.at(PointCommitting)
 	if err := tx.Commit(tctx); errors.Is(err, pg.ErrRolledBack) {
 		rollback(tx)
 		return err
@@ -140,6 +161,7 @@ func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []re
 			return fmt.Errorf("%w: commit did not land", ErrWait)
 		}
 	}
+	w.l.deps.Hook.at(PointCommitted)
 	w.committed(b, commit, end, len(good), len(bad)+len(b.rejects), time.Since(started))
 	return nil
 }
@@ -160,6 +182,7 @@ func (w *worker) inTx(ctx context.Context, tx pgx.Tx, b *Batch, bad []reject, fr
 		if err := w.callHandler(ctx, tx, b); err != nil {
 			return out, err
 		}
+		w.l.deps.Hook.at(PointApplied)
 	}
 	if err := keepDeadLetters(ctx, tx, w.l.cfg.Stage, w.claim.topicID, w.l.deps.Kafka.Logical, append(bad[:len(bad):len(bad)], b.rejects...)); err != nil {
 		return out, err
@@ -277,21 +300,19 @@ func (w *worker) backOff(ctx context.Context, cause string, err error, backoff *
 	}
 }
 
+// alarmStatement pages for a statement that the schema does not know: it waits
+// for a migration that may never come.
+func (w *worker) alarmStatement(err error) {
+	if pg.FaultOf(err) != pg.FaultStatement || errors.Is(err, ErrWait) {
+		return
+	}
+	if m := w.l.deps.Metrics; m != nil {
+		m.alarms.WithLabelValues(w.l.cfg.Stage, "statement").Inc()
+	}
+}
+
 func (w *worker) count(cause string) {
 	if m := w.l.deps.Metrics; m != nil {
 		m.retries.WithLabelValues(w.l.cfg.Stage, cause).Inc()
 	}
-}
-
-// headersJSON keeps a record's headers as [[key, value], …] text.
-func headersJSON(r *kgo.Record) []byte {
-	out := make([][2]string, len(r.Headers))
-	for i, h := range r.Headers {
-		out[i] = [2]string{printable(h.Key), printable(string(h.Value))}
-	}
-	b, err := json.Marshal(out)
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
 }

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -20,21 +21,34 @@ import (
 	"github.com/softcrum/carril/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(envChild); raw != "" {
+		if err := runAsChild(raw); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testkit.Main(m)
+}
 
 // effects is a stage with a natural fence: one row a key, whoever sends it how
 // often, and one derived message a row.
 type effects struct {
-	mu    sync.Mutex
-	hook  func(ctx context.Context, b *Batch) error // before the rows
-	calls int
-	idle  string // idle_in_transaction_session_timeout of the last batch
+	mu     sync.Mutex
+	decode func(string) string                       // nil: the value as it is
+	hook   func(ctx context.Context, b *Batch) error // before the rows
+	calls  int
+	idle   string // idle_in_transaction_session_timeout of the last batch
 }
 
 func (e *effects) Decode(_ context.Context, r *kgo.Record) (any, error) {
 	v := string(r.Value)
 	if strings.HasPrefix(v, "undecodable") {
 		return nil, fmt.Errorf("%w: test", ErrPoison)
+	}
+	if e.decode != nil {
+		v = e.decode(v)
 	}
 	return v, nil
 }

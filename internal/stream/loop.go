@@ -17,6 +17,9 @@ import (
 	"github.com/softcrum/carril/internal/kafka"
 )
 
+// fetchBytes bounds one answer of a broker; the client holds one of each.
+const fetchBytes = 8 << 20
+
 // errRetake asks for a fresh take-over of a partition that is still ours.
 var errRetake = errors.New("take the partition over again")
 
@@ -31,6 +34,10 @@ type Loop struct {
 	ready     chan struct{}
 	readyOnce sync.Once
 
+	// Of the polling goroutine alone:
+	size  int  // bytes of a record, the mean of late
+	renew bool // the client is to be made anew
+
 	mu       sync.Mutex
 	workers  map[tp]*worker
 	retakes  map[tp]time.Time // still assigned, to be taken over again at a time
@@ -44,9 +51,18 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
+	if err := l.connect(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// connect makes a client of the group.
+func (l *Loop) connect() error {
+	cfg, deps := l.cfg, l.deps
 	opts, err := deps.Kafka.Opts()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	topics := make([]string, len(cfg.Topics))
 	for i, t := range cfg.Topics {
@@ -64,6 +80,7 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.FetchMaxWait(time.Second),
+		kgo.FetchMaxBytes(fetchBytes), // what lies in the client, before any worker's bound
 		kgo.AdjustFetchOffsetsFn(l.adjust),
 		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) { l.markReady() }),
 		kgo.OnPartitionsRevoked(l.revoked),
@@ -72,11 +89,14 @@ func New(cfg Config, deps Deps) (*Loop, error) {
 	if cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(cfg.InstanceID))
 	}
+	if deps.Hook != nil {
+		opts = append(opts, kgo.WithHooks(deps.Hook))
+	}
 	opts = append(opts, kafka.Made(func(cl *kgo.Client) { l.cl, l.adm = cl, kadm.NewClient(cl) }))
 	if _, err = kgo.NewClient(append(opts, deps.KgoExtra...)...); err != nil {
-		return nil, fmt.Errorf("make the consumer of stage %s: %w", cfg.Stage, err)
+		return fmt.Errorf("make the consumer of stage %s: %w", cfg.Stage, err)
 	}
-	return l, nil
+	return nil
 }
 
 // Ready is closed when the loop has joined its group.
@@ -87,17 +107,31 @@ func (l *Loop) markReady() { l.readyOnce.Do(func() { close(l.ready) }) }
 // Run consumes until ctx ends; then it finishes what is in hand, commits and
 // leaves the group.
 func (l *Loop) Run(ctx context.Context) error {
+	for {
+		l.consume(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := l.connect(); err != nil {
+			return err
+		}
+	}
+}
+
+// consume polls until ctx ends, or until the client is of no more use: it never
+// believes in a topic that was made again under its name.
+func (l *Loop) consume(ctx context.Context) {
 	var commits sync.WaitGroup
 	cctx, stopCommits := context.WithCancel(context.Background())
 	commits.Go(func() { l.commitForLag(cctx) })
-	for ctx.Err() == nil {
+	l.renew = false
+	for ctx.Err() == nil && !l.renew {
 		l.pollOnce(ctx)
 	}
-	l.end(l.all(), l.cfg.Drain, true)
+	l.end(l.all(), l.cfg.Drain, !l.renew)
 	stopCommits()
 	commits.Wait()
 	l.cl.CloseAllowingRebalance()
-	return nil
 }
 
 func (l *Loop) pollOnce(ctx context.Context) {
@@ -106,10 +140,16 @@ func (l *Loop) pollOnce(ctx context.Context) {
 	l.mu.Lock()
 	l.wakePoll = cancel
 	l.mu.Unlock()
-	l.retakeDue(ctx)
-	fetches := l.cl.PollRecords(pctx, 10_000)
+	if l.retakeDue(ctx); l.renew {
+		return
+	}
+	fetches := l.cl.PollRecords(pctx, l.deps.Memory.poll(l.size))
 	defer l.cl.AllowRebalance()
+	if !fetches.Empty() {
+		l.deps.Hook.at(PointPolled)
+	}
 	fetches.EachError(func(topic string, partition int32, err error) { l.fetchFailed(topic, partition, err) })
+	l.measure(fetches)
 	fetches.EachPartition(func(f kgo.FetchTopicPartition) {
 		if len(f.Records) == 0 {
 			return
@@ -121,6 +161,15 @@ func (l *Loop) pollOnce(ctx context.Context) {
 	})
 }
 
+// measure keeps the mean size of the records that came lately.
+func (l *Loop) measure(fetches kgo.Fetches) {
+	n, bytes := 0, 0
+	fetches.EachRecord(func(r *kgo.Record) { n, bytes = n+1, bytes+recordBytes(r) })
+	if n > 0 {
+		l.size = (l.size + bytes/n) / 2
+	}
+}
+
 // fetchFailed deals with a partition that cannot be fetched. An offset outside
 // the log, and a log that is not the one we knew, are classified by a fresh
 // take-over; run-time errors alone do not say which it is.
@@ -130,9 +179,10 @@ func (l *Loop) fetchFailed(topic string, partition int32, err error) {
 	case errors.Is(err, context.Canceled), errors.Is(err, kgo.ErrClientClosed):
 	case errors.Is(err, kerr.OffsetOutOfRange), errors.As(err, &loss), errors.Is(err, kerr.UnknownTopicID),
 		errors.Is(err, kerr.InconsistentTopicID), errors.Is(err, kerr.UnknownTopicOrPartition):
-		l.log.Warn("partition cannot be fetched", "stage", l.cfg.Stage, "topic", topic, "partition", partition, "error", err)
 		at := tp{l.deps.Kafka.Logical(topic), partition}
-		if w := l.worker(at); w != nil && !w.stopped {
+		if w := l.worker(at); w != nil && !w.stopped && !w.ended() { // the error comes back thousands of times a second
+			l.log.Warn("partition cannot be fetched", "stage", l.cfg.Stage, "topic", topic, "partition", partition, "error", err)
+			l.cl.PauseFetchPartitions(map[string][]int32{topic: {partition}})
 			w.kill()
 			l.scheduleRetake(at, 500*time.Millisecond)
 		}
@@ -275,10 +325,15 @@ func (l *Loop) retakeDue(ctx context.Context) {
 			l.scheduleRetake(at, time.Second)
 			continue
 		}
-		if l.worker(at) == nil { // revoked meanwhile: the next owner raises the epoch again
+		old := l.worker(at)
+		if old == nil { // revoked meanwhile: the next owner raises the epoch again
 			continue
 		}
 		c := claims[at]
+		if c.topicID != old.topicID {
+			l.renew = true
+			return
+		}
 		l.install(at, c)
 		l.cl.SetOffsets(map[string]map[int32]kgo.EpochOffset{
 			l.deps.Kafka.Topic(at.topic): {at.partition: {Epoch: -1, Offset: c.next}},
@@ -342,6 +397,8 @@ func (l *Loop) end(tps []tp, drain time.Duration, commit bool) {
 		l.cl.ResumeFetchPartitions(map[string][]int32{topic: {at.partition}})
 		addOffset(offsets, topic, at.partition, w.position())
 	}
+	l.forgetGauges(ending)
+	l.deps.Hook.at(PointEnded)
 	if commit {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()

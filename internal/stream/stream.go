@@ -117,6 +117,8 @@ type Deps struct {
 	Log      *slog.Logger
 	Metrics  *Metrics // nil: not measured
 	Slots    *Slots   // shared by a process's loops; nil: every partition applies when it can
+	Memory   *Memory  // shared by a process's loops; nil: each partition is bounded by itself alone
+	Hook     Hook     // hears of every step; nil: nobody does. Tests end the process there
 	KgoExtra []kgo.Opt
 }
 
@@ -149,6 +151,7 @@ type reject struct {
 	record        *kgo.Record
 	class, reason string
 	ref           Ref
+	bare          bool // without what the record brought
 }
 
 // Ref says what a dead letter is about, as far as it is known.
@@ -160,7 +163,7 @@ type Ref struct {
 // must have written nothing for it: a dead letter leaves no fence row, or its
 // replay would be swallowed.
 func (b *Batch) Reject(i int, class, reason string, ref Ref) {
-	b.rejects = append(b.rejects, reject{b.Records[i].Record, class, reason, ref})
+	b.rejects = append(b.rejects, reject{record: b.Records[i].Record, class: class, reason: reason, ref: ref})
 }
 
 // Emit publishes messages after the commit, through the partition's lane.

@@ -183,6 +183,19 @@ func (l *Loop) alarm(at tp, r ruling, found stored, log standing) {
 	}
 }
 
+// forgetGauges drops what this process said of partitions that are no longer its
+// own: their new owner speaks for them, and a stale 1 would alarm for ever.
+func (l *Loop) forgetGauges(ended map[tp]*worker) {
+	m := l.deps.Metrics
+	if m == nil {
+		return
+	}
+	for at := range ended {
+		m.stopped.DeleteLabelValues(l.cfg.Stage, at.topic, fmt.Sprint(at.partition))
+		m.behind.DeleteLabelValues(l.cfg.Stage, at.topic, fmt.Sprint(at.partition))
+	}
+}
+
 func (l *Loop) setStopped(at tp, stopped bool) {
 	m := l.deps.Metrics
 	if m == nil {

@@ -100,11 +100,15 @@ func keepDeadLetters(ctx context.Context, tx pgx.Tx, stage string, topicID [16]b
 	for _, r := range rejects {
 		r.ref = r.ref.orOf(r.record)
 		sum := sha256.Sum256(r.record.Value)
+		key, value, headers := r.record.Key, r.record.Value, outbox.EncodeHeaders(r.record.Headers)
+		if r.bare {
+			key, value, headers = nil, nil, nil
+		}
 		err := streamdb.New(tx).KeepDeadLetter(ctx, streamdb.KeepDeadLetterParams{
 			DeadLetterID: ids.New(), Stage: stage, Class: r.class, Reason: printable(r.reason),
 			TenantID: orNull(r.ref.TenantID), EventID: orNull(r.ref.EventID), SendID: orNull(r.ref.SendID),
 			Topic: logical(r.record.Topic), TopicID: topicID, TopicPartition: r.record.Partition, TopicOffset: r.record.Offset,
-			RecordKey: r.record.Key, RecordValue: r.record.Value, RecordHeaders: headersJSON(r.record), ContentHash: sum[:]})
+			RecordKey: key, RecordValue: value, RecordHeaders: headers, ContentHash: sum[:]})
 		if err != nil {
 			return fmt.Errorf("keep a dead letter of offset %d: %w", r.record.Offset, err)
 		}

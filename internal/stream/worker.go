@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -35,6 +36,7 @@ type worker struct {
 
 	pubs []*outbox.Publisher
 
+	killed atomic.Bool
 	cancel context.CancelFunc // ends everything, the transaction in hand included
 	soft   chan struct{}      // closed: finish what is in hand, take no more
 	once   sync.Once
@@ -47,13 +49,14 @@ type worker struct {
 	since  time.Time // when the queue's oldest record came
 	paused bool
 	arrive chan struct{}
+	held   held // of the process's memory: the queue, and what is in hand
 }
 
 func newWorker(l *Loop, at tp, c claim) *worker {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &worker{
 		l: l, tp: at, claim: c, cancel: cancel,
-		soft: make(chan struct{}), done: make(chan struct{}), arrive: make(chan struct{}, 1),
+		soft: make(chan struct{}), done: make(chan struct{}), arrive: make(chan struct{}, 1), held: l.deps.Memory.join(),
 	}
 	deps := outbox.PublisherDeps{Pool: l.deps.Pool, Sink: l.deps.Sink, Topic: l.deps.Kafka.Topic, Log: l.log}
 	if l.deps.Events != nil {
@@ -69,6 +72,7 @@ func newWorker(l *Loop, at tp, c claim) *worker {
 // run is the worker's life: relays beside, batches in front.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.done)
+	defer w.held.leave()
 	var relays sync.WaitGroup
 	rctx, stopRelays := context.WithCancel(ctx)
 	for _, p := range w.pubs {
@@ -124,6 +128,7 @@ func (w *worker) applyAll(ctx context.Context) error {
 		if err := w.applyRange(ctx, p.good, p.ready, p.bad, p.last); err != nil {
 			return err
 		}
+		w.held.give(p.bytes)
 	}
 }
 
@@ -134,11 +139,15 @@ type prepared struct {
 	bad   []reject
 	last  *kgo.Record
 	err   error
+	bytes int
 }
 
 func (w *worker) prepare(ctx context.Context, records []*kgo.Record) prepared {
 	good, bad, err := w.decode(ctx, records)
 	p := prepared{good: good, bad: bad, last: records[len(records)-1], err: err}
+	for _, r := range records {
+		p.bytes += recordBytes(r)
+	}
 	if stage, ok := w.l.deps.Handler.(Preparer); ok && err == nil && len(good) > 0 {
 		p.ready = w.callPrepare(ctx, stage, good)
 	}
@@ -181,16 +190,24 @@ func (w *worker) stopping() bool {
 // push hands records over from the poll; it reports whether the partition must
 // be paused.
 func (w *worker) push(records []*kgo.Record, hwm int64) (pause bool) {
+	select {
+	case <-w.done: // its successor fetches them again
+		return false
+	default:
+	}
 	w.mu.Lock()
 	if len(w.queue) == 0 {
 		w.since = time.Now()
 	}
 	w.queue = append(w.queue, records...)
+	came := 0
 	for _, r := range records {
-		w.bytes += recordBytes(r)
+		came += recordBytes(r)
 	}
+	w.bytes += came
+	w.held.take(came)
 	w.hwm = hwm
-	pause = !w.paused && (w.bytes > w.l.cfg.BufferBytes || len(w.queue) > 4*w.l.cfg.CatchupRecords)
+	pause = !w.paused && (w.bytes > w.l.cfg.BufferBytes || len(w.queue) > 4*w.l.cfg.CatchupRecords || w.held.tooMuch())
 	w.paused = w.paused || pause
 	w.mu.Unlock()
 	select {
@@ -238,8 +255,10 @@ func (w *worker) next(onlyFull bool) (batch []*kgo.Record, wait time.Duration) {
 	cfg := w.l.cfg
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.unpause()
 	for len(w.queue) > 0 && w.queue[0].Offset < w.claim.next { // fetched before a take-over moved us
 		w.bytes -= recordBytes(w.queue[0])
+		w.held.give(recordBytes(w.queue[0]))
 		w.queue = w.queue[1:]
 	}
 	if len(w.queue) == 0 {
@@ -266,11 +285,16 @@ func (w *worker) next(onlyFull bool) (batch []*kgo.Record, wait time.Duration) {
 	w.queue = w.queue[n:]
 	w.bytes -= bytes
 	w.since = time.Now()
-	if w.paused && w.bytes < cfg.BufferBytes/2 && len(w.queue) < 2*cfg.CatchupRecords {
+	return batch, 0
+}
+
+// unpause fetches again where there is room. It is asked before every wait: what
+// is in hand counts too, so that an empty queue alone is no reason.
+func (w *worker) unpause() {
+	if w.paused && w.bytes < w.l.cfg.BufferBytes/2 && len(w.queue) < 2*w.l.cfg.CatchupRecords && !w.held.stillMuch() {
 		w.paused = false
 		w.l.resume(w.tp)
 	}
-	return batch, 0
 }
 
 func recordBytes(r *kgo.Record) int { return len(r.Key) + len(r.Value) + 64 }
@@ -278,7 +302,17 @@ func recordBytes(r *kgo.Record) int { return len(r.Key) + len(r.Value) + 64 }
 // stop asks the worker to end after the batch in hand; kill ends it now.
 func (w *worker) stop() { w.once.Do(func() { close(w.soft) }) }
 
-func (w *worker) kill() { w.stop(); w.cancel() }
+func (w *worker) kill() { w.killed.Store(true); w.stop(); w.cancel() }
+
+// ended says that the worker was killed, or has ended by itself.
+func (w *worker) ended() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return w.killed.Load()
+	}
+}
 
 // wait waits for the worker's end, killing it when drain has passed.
 func (w *worker) wait(drain time.Duration) {

@@ -69,10 +69,19 @@ func (p *Proxy) Addr() string { return p.addr }
 // Dial connects to the proxy when addr is its target, else to addr itself.
 // It fits kgo.Dialer, for brokers that advertise their own address.
 func (p *Proxy) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	p.mu.Lock()
 	if addr == p.target {
 		addr = p.addr
 	}
+	p.mu.Unlock()
 	return new(net.Dialer).DialContext(ctx, network, addr)
+}
+
+// Retarget sends new connections to another target, as after a failover.
+func (p *Proxy) Retarget(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
 }
 
 // Counts says what happened so far.
@@ -195,7 +204,10 @@ func (p *Proxy) handle(client *net.TCPConn) {
 	if !p.pause(l, 0) {
 		return
 	}
-	conn, err := net.DialTimeout("tcp", p.target, 10*time.Second)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	conn, err := net.DialTimeout("tcp", target, 10*time.Second)
 	if err != nil {
 		l.reset()
 		return

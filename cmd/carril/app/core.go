@@ -59,6 +59,7 @@ type App struct {
 
 	streams       *stream.Metrics
 	slots         *stream.Slots
+	memory        *stream.Memory
 	statusHandler *sends.Statuses
 	shared        *dispatching
 	forget        map[string][]func() // by configuration table
@@ -167,6 +168,7 @@ func (a *App) connect(ctx context.Context) error {
 	a.stack.OnStop("redis client", func() { _ = a.redis.Close() })
 	a.streams = stream.NewMetrics(a.reg)
 	a.slots = stream.NewSlots(a.set.CatchUp)
+	a.memory = stream.NewMemory(0)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/deadletter"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/processor/channels"
@@ -52,7 +53,15 @@ func (a *App) startProcess(ctx context.Context) error {
 	}
 	a.startContactRelays()
 	a.watchMonths()
+	a.startReplays()
 	return nil
+}
+
+// startReplays offers this process as the one that publishes replayed dead letters.
+func (a *App) startReplays() {
+	a.stack.Go(lifecyclePart("relay of replays", func(ctx context.Context) error {
+		return deadletter.Relay(ctx, deadletter.RelayDeps{Pool: a.direct, Sink: a.sink(), Topic: a.kafka.Topic, Holder: owner(), Log: a.log})
+	}))
 }
 
 type stage struct {
@@ -69,7 +78,8 @@ func (a *App) startStage(ctx context.Context, s stage) error {
 		return err
 	}
 	l, err := stream.New(stream.Config{Stage: s.name, Topics: s.topics, InstanceID: a.instance(s.name), Owner: owner()}, stream.Deps{
-		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams, Slots: a.slots})
+		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams, Slots: a.slots,
+		Memory: a.memory, Hook: failpoint(s.name)})
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	binary = filepath.Join(dir, "carril")
 	if os.Getenv("CARRIL_DEVSTACK_CHILD") == "" {
-		if out, err := exec.Command("go", "build", "-o", binary, "..").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-tags", buildTags, "-o", binary, "..").CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build the product: %v\n%s", err, out)
 			os.Exit(1)
 		}

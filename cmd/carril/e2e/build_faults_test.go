@@ -1,0 +1,6 @@
+//go:build faults
+
+package e2e
+
+// buildTags of the product under test: with failpoints.
+const buildTags = "faults"
