@@ -114,7 +114,7 @@ func (s *seeking) letter(r processordb.PageDeadLettersRow) bool {
 // the registry nor a whole record is needed.
 var (
 	uuids  = regexp.MustCompile(`[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`)
-	pairs  = regexp.MustCompile(`("(?:[^"\\]|\\.){1,128}")\s*:\s*("(?:[^"\\]|\\.){1,4096}")`)
+	pairs  = regexp.MustCompile(`("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*")`)
 	emails = regexp.MustCompile(`[^\s"'<>(),;:\\\x00-\x1f]{1,64}@[^\s"'<>(),;:\\\x00-\x1f]{3,255}`)
 	phones = regexp.MustCompile(`\+[0-9][0-9 ().-]{5,24}[0-9]`)
 )
