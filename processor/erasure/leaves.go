@@ -3,6 +3,7 @@ package erasure
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 )
 
 // place is where a walk through the leaves of a partitioned table stands: in a
-// leaf, behind a row. Leaves go by oid, which a detached one keeps and a new one
+// leaf, behind a row; a leaf that is not there any more stands for the next. Leaves go by oid, which a detached one keeps and a new one
 // has higher: none is missed while retention moves them.
 type place struct {
 	Leaf uint32    `json:"leaf"`
@@ -34,79 +35,70 @@ func readPlace(raw json.RawMessage) (p place, err error) {
 
 // The names of leaves are no query of sqlc's: they are the catalog's.
 const (
-	nextLeaf    = `SELECT leaf FROM core.leaves_of($1) WHERE leaf > $2 ORDER BY leaf LIMIT 1`
-	openLeaf    = `SELECT coalesce(core.open_leaf($1, $2), '')`
+	nextLeaf = `SELECT n.leaf, coalesce(core.open_leaf($1, n.leaf), '')
+FROM (SELECT l.leaf FROM core.leaves_of($1) l WHERE l.leaf >= $2 ORDER BY l.leaf LIMIT 1) n`
 	eraseEvents = `SELECT event_id, occurred_at, received_at, emptied FROM core.erase_events($1, $2, $3, $4, $5, $6)`
 	eraseSends  = `SELECT send_id, requested_at, channel, coalesce(address, ''), emptied FROM core.erase_sends($1, $2, $3, $4, $5, $6)`
 )
 
-// enter gives the name of the leaf that a walk stands in, going on to the next
-// where it stands at the beginning or its leaf is gone; no name: it is through.
-func enter(ctx context.Context, tx pgx.Tx, parent string, p *place) (name string, err error) {
-	for {
-		if p.Leaf != 0 {
-			if err := tx.QueryRow(ctx, openLeaf, parent, p.Leaf).Scan(&name); err != nil {
-				return "", fmt.Errorf("open a leaf of %s: %w", parent, err)
-			}
-			if name != "" {
-				return name, nil
-			}
-		}
-		var next uint32
-		rows, err := tx.Query(ctx, nextLeaf, parent, p.Leaf)
-		if err != nil {
-			return "", fmt.Errorf("find the leaves of %s: %w", parent, err)
-		}
-		if _, err := pgx.ForEachRow(rows, []any{&next}, func() error { return nil }); err != nil {
-			return "", fmt.Errorf("find the leaves of %s: %w", parent, err)
-		}
-		if next == 0 {
-			return "", nil
-		}
-		*p = place{Leaf: next, At: longAgo}
-	}
-}
-
 // longAgo is before any row, and a time that both sides can write.
 var longAgo = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// walk reads a page of a leaf through a function that empties it, and gives where
-// the next begins; nil: there is none.
+// maxLeaves bounds the leaves of one page: most hold nothing of a person.
+const maxLeaves = 64
+
+// walk reads a page through a function that empties it, leaf by leaf, and gives
+// where the next begins; nil: there is none.
 func (j *Job) walk(ctx context.Context, tx pgx.Tx, e *erasure, parent, sql string, at json.RawMessage, each func(row pgx.CollectableRow) (time.Time, uuid.UUID, error)) (next *place, err error) {
 	p, err := readPlace(at)
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := enter(ctx, tx, parent, &p)
-	if err != nil || leaf == "" {
-		return nil, err
+	room := j.cfg.Page
+	for range maxLeaves {
+		leaf, name, err := enter(ctx, tx, parent, p.Leaf)
+		if err != nil || leaf == 0 {
+			return nil, err
+		}
+		if leaf != p.Leaf {
+			p = place{Leaf: leaf, At: longAgo}
+		}
+		n := 0
+		if name != "" { // else it was dropped just now
+			if n, err = inLeaf(ctx, tx, sql, []any{name, e.tenant, e.contacts, p.At, p.ID, room}, &p, each); err != nil {
+				return nil, fmt.Errorf("empty rows of %s: %w", parent, err)
+			}
+		}
+		if room -= n; room == 0 {
+			return &p, nil
+		}
+		p = place{Leaf: leaf + 1, At: longAgo}
 	}
-	rows, err := tx.Query(ctx, sql, leaf, e.tenant, e.contacts, p.At, p.ID, j.cfg.Page)
+	return &p, nil
+}
+
+// enter gives the first leaf from an oid on, open to the eraser; 0: there is none.
+func enter(ctx context.Context, tx pgx.Tx, parent string, from uint32) (leaf uint32, name string, err error) {
+	err = tx.QueryRow(ctx, nextLeaf, parent, from).Scan(&leaf, &name)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, "", fmt.Errorf("find the leaves of %s: %w", parent, err)
+	}
+	return leaf, name, nil
+}
+
+// inLeaf empties the rest of a page in one leaf and moves the place behind it.
+func inLeaf(ctx context.Context, tx pgx.Tx, sql string, args []any, p *place, each func(row pgx.CollectableRow) (time.Time, uuid.UUID, error)) (n int, err error) {
+	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
-		return nil, fmt.Errorf("empty rows of %s: %w", parent, err)
+		return 0, err
 	}
-	n := 0
 	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (struct{}, error) {
 		n++
 		var err error
 		p.At, p.ID, err = each(row)
 		return struct{}{}, err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("empty rows of %s: %w", parent, err)
-	}
-	if n < j.cfg.Page { // on to the next leaf
-		p.At, p.ID = longAgo, uuid.Nil
-		last := p.Leaf
-		p.Leaf = 0
-		if err := tx.QueryRow(ctx, `SELECT coalesce(min(leaf), 0) FROM core.leaves_of($1) WHERE leaf > $2`, parent, last).Scan(&p.Leaf); err != nil {
-			return nil, fmt.Errorf("find the leaves of %s: %w", parent, err)
-		}
-		if p.Leaf == 0 {
-			return nil, nil
-		}
-	}
-	return &p, nil
+	return n, err
 }
 
 // events empties a page of the person's events, and what stands about them beside
