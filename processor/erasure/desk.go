@@ -168,6 +168,9 @@ func (e *erasing) beside(ctx context.Context, kinds, addresses []string) error {
 		{"keep withdrawn consents", func() (int64, error) {
 			return e.db.KeepWithdrawals(ctx, processordb.KeepWithdrawalsParams{TenantID: e.tenant, Contacts: e.contacts, Kinds: kinds, Addresses: addresses})
 		}},
+		{"drop lifted suppressions", func() (int64, error) {
+			return e.db.DropLifts(ctx, processordb.DropLiftsParams{TenantID: e.tenant, Addresses: addresses})
+		}},
 		{"drop consents", func() (int64, error) {
 			return e.db.DropConsents(ctx, processordb.DropConsentsParams{TenantID: e.tenant, Contacts: e.contacts})
 		}},

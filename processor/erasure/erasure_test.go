@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/testkit"
@@ -278,11 +279,19 @@ func TestSuppressionsOutliveThePerson(t *testing.T) {
 	}
 	require.Empty(t, o.found("canary@"))
 	require.Equal(t, 1, o.Count(`SELECT count(*) FROM messaging.suppressions WHERE address = 'bo@example.com'`))
-	// Whoever comes back is not written to, and may be suppressed by name again.
+	// What was lifted once is nobody's any more, and may be lifted again by whoever
+	// comes back.
+	require.NoError(t, gates.NewStore(o.Side).Lift(t.Context(), o.Tenant, "email", "bo@example.com", "mistake", "cli"))
+	bo := o.person("bo@example.com", true, time.Now())
+	o.erase(bo)
+	require.Zero(t, o.Count(`SELECT count(*) FROM messaging.suppression_lifts`))
+	// Whoever comes back is not written to.
 	o.appends()
 	o.rulesAndChannels()
 	o.SendEvents(o.Event("back", "invoice.paid", time.Now(), `{"email":"canary@example.com"}`, `{}`))
 	o.Await(1, `SELECT count(*) FROM messaging.decisions WHERE received_at > '-infinity' AND reason = 'suppressed_complaint'`)
+	require.NoError(t, gates.NewStore(o.Side).Lift(t.Context(), o.Tenant, "email", "canary@example.com", "consent_given", "cli"))
+	require.Zero(t, o.Count(`SELECT count(*) FROM messaging.suppressions`))
 }
 
 // flaky exports fail, then have some open, then are through.

@@ -139,6 +139,25 @@ func (q *Queries) DropKeyConflicts(ctx context.Context, arg DropKeyConflictsPara
 	return result.RowsAffected(), nil
 }
 
+const dropLifts = `-- name: DropLifts :execrows
+DELETE FROM messaging.suppression_lifts l USING unnest($1::text[]) AS a
+WHERE l.tenant_id = $2 AND l.address_hash = sha256(convert_to(l.tenant_id::text || ' ' || l.channel || ' ' || a, 'UTF8'))
+`
+
+type DropLiftsParams struct {
+	Addresses []string
+	TenantID  uuid.UUID
+}
+
+// Of a lifted suppression a hash stands that needs no key to be tried.
+func (q *Queries) DropLifts(ctx context.Context, arg DropLiftsParams) (int64, error) {
+	result, err := q.db.Exec(ctx, dropLifts, arg.Addresses, arg.TenantID)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const dropMarketingQueue = `-- name: DropMarketingQueue :many
 DELETE FROM messaging.marketing_queue WHERE tenant_id = $1 AND payload ->> 'contact_id' = ANY($2::text[])
 RETURNING channel, payload::text AS payload

@@ -45,6 +45,11 @@ JOIN ROWS FROM (unnest(@kinds::text[]), unnest(@addresses::text[])) AS a(kind, a
 WHERE NOT k.granted
 ON CONFLICT (tenant_id, channel, address) DO NOTHING;
 
+-- Of a lifted suppression a hash stands that needs no key to be tried.
+-- name: DropLifts :execrows
+DELETE FROM messaging.suppression_lifts l USING unnest(@addresses::text[]) AS a
+WHERE l.tenant_id = @tenant_id AND l.address_hash = sha256(convert_to(l.tenant_id::text || ' ' || l.channel || ' ' || a, 'UTF8'));
+
 -- name: DropConsents :execrows
 DELETE FROM messaging.consents WHERE tenant_id = @tenant_id AND contact_id = ANY(@contacts::uuid[]);
 
