@@ -246,11 +246,13 @@ func (m *Routes) points(ctx context.Context, r *http.Request, tenant, id uuid.UU
 		return nil, problem, nil
 	}
 	s, of := signer{m.deps.CursorKey}, "points\x00"+tenant.String()+"\x00"+id.String()
-	behind, ok := position{time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), uuid.Max}, true
+	behind := position{time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), uuid.Max}
 	if q.cursor != "" {
-		if behind, ok = s.open(q.cursor, of); !ok {
+		at, ok := s.open(q.cursor, of)
+		if !ok {
 			return nil, badCursor(), nil
 		}
+		behind = at
 	}
 	p, err := findPerson(ctx, m.deps.DB, tenant, id)
 	if err != nil {
