@@ -37,10 +37,11 @@ type cli struct {
 	Maintain maintainCmd `cmd:"" help:"Run maintenance jobs; of N replicas one is active."`
 
 	Migrate migrateCmd `cmd:"" help:"Bring the database and the topics to this version."`
-	Tenant  tenantCmd  `cmd:"" help:"Make and list tenants."`
+	Tenant  tenantCmd  `cmd:"" help:"Make, list and set tenants."`
 	Key     keyCmd     `cmd:"" help:"Make, rotate and revoke API keys."`
 	Rules   rulesCmd   `cmd:"" help:"Write tenants' rules, and try them over past events."`
 	Sender  senderCmd  `cmd:"" help:"Verify, pause and resume tenants' senders."`
+	Contact contactCmd `cmd:"" help:"Show, merge, unmerge and erase contacts."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 
@@ -68,7 +69,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		kong.Description("Carril takes in events over REST, keeps them in Kafka and PostgreSQL, and sends the messages that they cause on two rails per channel."+
 			"\n\nSettings come from flags, then CARRIL_* variables, then carril.yaml. Data goes to standard output, progress and logs to standard error."+
 			"\n\nExit codes: 0 done, 1 failed, 2 usage or configuration, 3 NO-GO."),
-		kong.Vars{"rule_file": ruleFile, "enum_sasl": ",PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "config_default": defaultConfigFile},
+		kong.Vars{"rule_file": ruleFile, "enum_sasl": ",PLAIN,SCRAM-SHA-256,SCRAM-SHA-512", "config_default": defaultConfigFile, "contact_name": contactName},
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "kafka", Title: "Kafka"}, {Key: "stores", Title: "Stores"}, {Key: "messaging", Title: "Messaging"},
 			{Key: "listen", Title: "Listeners"}, {Key: "process", Title: "Process"}}),

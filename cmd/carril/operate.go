@@ -144,6 +144,7 @@ func (e *environment) printTopics(specs []kafka.Spec) error {
 type tenantCmd struct {
 	Create tenantCreateCmd `cmd:"" help:"Make a tenant."`
 	List   tenantListCmd   `cmd:"" help:"List tenants."`
+	Set    tenantSetCmd    `cmd:"" help:"Change a tenant's settings."`
 }
 
 type tenantCreateCmd struct {

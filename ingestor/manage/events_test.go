@@ -36,6 +36,16 @@ func (d *desk) ask(key, route string, params ...string) (int, string) {
 	return d.get(key, route, route+"?"+v.Encode())
 }
 
+// askAt is ask for a route whose path has parameters.
+func (d *desk) askAt(key, route, path string, params ...string) (int, string) {
+	d.t.Helper()
+	v := url.Values{}
+	for i := 0; i < len(params); i += 2 {
+		v.Set(params[i], params[i+1])
+	}
+	return d.get(key, route, path+"?"+v.Encode())
+}
+
 // requireSame holds two problems alike, but for their own request's id.
 func requireSame(t *testing.T, bodies ...string) {
 	t.Helper()

@@ -42,6 +42,7 @@ type Deps struct {
 	Templates      Templates   // nil: the routes are absent
 	Permissions    Permissions // nil: the routes are absent
 	Channels       []string    // that the platform has
+	Erasures       Erasures    // nil: nobody can be erased here, the routes are absent
 	Log            *slog.Logger
 }
 
@@ -65,6 +66,7 @@ func (m *Routes) Mount(r chi.Router) {
 	r.Get("/v1/core/events/{event_id}", m.event)
 	r.Get("/v1/core/warnings", serve(m, warnings()))
 	r.Get("/v1/core/idempotency-conflicts", serve(m, conflicts()))
+	m.mountContacts(r)
 	if m.deps.Taxonomy != nil {
 		m.mountTaxonomy(r)
 	}

@@ -13,6 +13,7 @@ import (
 // listing is a list over a range of time, newest first.
 type listing[T any] struct {
 	name    string // of the array in the answer, and of the list in its cursors
+	of      string // what the list is about, where its path says so
 	scope   string
 	filters []string
 	choices map[string][]string // of filters that take no other value
@@ -33,14 +34,13 @@ func serve[T any](m *Routes, l listing[T]) http.HandlerFunc {
 			problem.Write(w, r)
 			return
 		}
-		s, of := signer{m.deps.CursorKey}, q.of(p.TenantID)
+		s, of := signer{m.deps.CursorKey}, q.of(p.TenantID)+l.of
 		behind, ok := position{q.to, uuid.Max}, true
 		if q.cursor != "" {
 			behind, ok = s.open(q.cursor, of)
 		}
 		if !ok {
-			(&httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_cursor", Title: "The cursor does not belong to this list",
-				Detail: "A cursor goes with the parameters of the page that it came from."}).Write(w, r)
+			badCursor().Write(w, r)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
@@ -53,4 +53,9 @@ func serve[T any](m *Routes, l listing[T]) http.HandlerFunc {
 		}
 		m.reply(w, r, answer, err)
 	}
+}
+
+func badCursor() *httpserver.Problem {
+	return &httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_cursor", Title: "The cursor does not belong to this list",
+		Detail: "A cursor goes with the parameters of the page that it came from."}
 }

@@ -57,11 +57,41 @@ const maxFilter = 512
 // parseList reads the query of a list. A parameter that nobody knows is
 // refused: a filter that is spelled wrong would otherwise filter nothing.
 func parseList(r *http.Request, list string, filters []string, choices map[string][]string) (*listQuery, *httpserver.Problem) {
+	q, problem := parseQuery(r, list, slices.Concat([]string{"from", "to"}, filters))
+	if problem != nil {
+		return nil, problem
+	}
+	q.filters = filters
+	if problem := q.times(); problem != nil {
+		return nil, problem
+	}
+	for name, known := range choices {
+		if given := q.get(name); given != "" && !slices.Contains(known, given) {
+			return nil, badParameter(name + " is one of " + strings.Join(known, ", ") + ".")
+		}
+	}
+	if id := q.get("contact_id"); id != "" {
+		c, ok := parseID(id)
+		if !ok {
+			return nil, badParameter("contact_id is a UUID.")
+		}
+		q.contact = &c
+	}
+	return q, nil
+}
+
+// parsePage reads the query of a list without a range.
+func parsePage(r *http.Request, list string) (*listQuery, *httpserver.Problem) {
+	return parseQuery(r, list, nil)
+}
+
+// parseQuery reads a query with a limit, a cursor and what else is known.
+func parseQuery(r *http.Request, list string, known []string) (*listQuery, *httpserver.Problem) {
 	v, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, badParameter("The query cannot be read.")
 	}
-	known := slices.Concat([]string{"from", "to"}, filters, []string{"limit", "cursor"})
+	known = append(known, "limit", "cursor")
 	for name, values := range v {
 		if len(values) != 1 || !slices.Contains(known, name) {
 			return nil, badParameter("Known are " + strings.Join(known, ", ") + ", each once.")
@@ -70,22 +100,7 @@ func parseList(r *http.Request, list string, filters []string, choices map[strin
 			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, maxFilter))
 		}
 	}
-	q := &listQuery{list: list, filters: filters, values: v, limit: defaultLimit, cursor: v.Get("cursor")}
-	if problem := q.times(); problem != nil {
-		return nil, problem
-	}
-	for name, known := range choices {
-		if given := v.Get(name); given != "" && !slices.Contains(known, given) {
-			return nil, badParameter(name + " is one of " + strings.Join(known, ", ") + ".")
-		}
-	}
-	if id := v.Get("contact_id"); id != "" {
-		c, ok := parseID(id)
-		if !ok {
-			return nil, badParameter("contact_id is a UUID.")
-		}
-		q.contact = &c
-	}
+	q := &listQuery{list: list, values: v, limit: defaultLimit, cursor: v.Get("cursor")}
 	if n := v.Get("limit"); n != "" {
 		if q.limit, err = strconv.Atoi(n); err != nil || q.limit < 1 || q.limit > maxLimit {
 			return nil, badParameter("limit is 1 to " + strconv.Itoa(maxLimit) + ".")

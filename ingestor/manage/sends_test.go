@@ -56,11 +56,12 @@ func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, pool: testkit.Pool(t), acme: ids.New(), other: ids.New(), changed: make(chan uuid.UUID, 10)}
 	r := httpserver.NewRouter()
-	scopes := []string{ScopeSendsRead, ScopeEventsRead, ScopeTaxonomy, ScopeRules, ScopeTemplates, ScopeConsents, ScopeSuppressions, ScopeSenders, ScopeQueuesRead}
+	scopes := []string{ScopeSendsRead, ScopeEventsRead, ScopeTaxonomy, ScopeRules, ScopeTemplates, ScopeConsents, ScopeSuppressions, ScopeSenders, ScopeQueuesRead, ScopeContactsRead, ScopeContactsErase}
 	New(Deps{DB: d.pool, CursorKey: []byte("k"), Taxonomy: taxonomy.NewStore(d.pool), Rules: rule.NewStore(d.pool), Templates: content.NewStore(d.pool), Permissions: gates.NewStore(d.pool),
-		Channels: []string{"email", "sms"}, SchemasChanged: d.noteChanges,
+		Channels: []string{"email", "sms"}, SchemasChanged: d.noteChanges, Erasures: eraser{d},
 		Queues: func(context.Context) any { return map[string]any{"at": month(), "channels": []any{}} }, Keys: keyring{"acme": {TenantID: d.acme, Scopes: scopes}, "other": {TenantID: d.other, Scopes: scopes},
-			"operator": {Scopes: scopes}, "writer": {TenantID: d.acme, Scopes: []string{"core.events.write"}}}}).Mount(r)
+			"operator": {Scopes: scopes}, "writer": {TenantID: d.acme, Scopes: []string{"core.events.write"}},
+			"reader": {TenantID: d.acme, Scopes: []string{ScopeContactsRead}}}}).Mount(r)
 	d.routes = httpserver.Identify(r, slog.New(slog.DiscardHandler))
 	return d
 }
@@ -79,7 +80,7 @@ func (d *desk) get(key, route, target string) (int, string) {
 	w := httptest.NewRecorder()
 	d.routes.ServeHTTP(w, req)
 	body := w.Body.Bytes()
-	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"id": "x", "event_id": "x"}, Request: req,
+	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"id": "x", "event_id": "x", "contact_id": uuid.Nil.String(), "erasure_id": uuid.Nil.String()}, Request: req,
 		Status: w.Code, Header: w.Header(), Answered: body})
 	return w.Code, string(body)
 }

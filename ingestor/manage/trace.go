@@ -1,7 +1,7 @@
 // Package manage is the management side of the front door: what operators and
-// tenants read about their events, sends and queues, and the schemas that tenants
-// install. It reads PostgreSQL and writes nothing but those schemas; a foreign id
-// is answered like an absent one.
+// tenants read about their contacts, events, sends and queues, the schemas that
+// tenants install, and who is to be erased. It reads PostgreSQL and writes nothing
+// but those schemas; a foreign id is answered like an absent one.
 package manage
 
 import (

@@ -13,7 +13,7 @@ import (
 // WarningKinds are what a tenant is warned of: what the stages noted of accepted
 // events, keys that came with another body, and what was put aside.
 func WarningKinds() []string {
-	return []string{"refused_identifier", "identity_conflict", "traits_capped", "refused_traits", "taxonomy_violation",
+	return []string{"refused_identifier", "identity_conflict", "traits_capped", "identifiers_capped", "refused_traits", "taxonomy_violation",
 		"rule_failed", "idempotency_conflict", "dead_letter"}
 }
 

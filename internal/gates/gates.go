@@ -21,8 +21,8 @@ type Gate string
 const (
 	GateTenant      Gate = "tenant"
 	GateExpiry      Gate = "expiry"
-	GateAddress     Gate = "address"
 	GateContact     Gate = "contact"
+	GateAddress     Gate = "address"
 	GateSuppression Gate = "suppression"
 	GateConsent     Gate = "consent"
 	GateSender      Gate = "sender"
@@ -99,7 +99,8 @@ func Ask(ctx context.Context, q Querier, subjects []Subject) ([]Verdict, error) 
 		marketing[i], expires[i] = s.Category == "marketing", s.ExpiresAt
 		addresses[i], valid[i] = Normalize(s.Channel, s.Address)
 	}
-	// A merged contact's consents count for whom it became, and the other way
+	// An erased person's suppressions stand under a hash and hold for whoever comes
+	// back with the address. A merged contact's consents count for whom it became, and the other way
 	// round: the newest of all of them is the person's word.
 	const sql = `
 WITH RECURSIVE ask AS (
@@ -117,7 +118,8 @@ SELECT t.tenant_id IS NULL OR t.disabled_at IS NOT NULL,
     EXISTS (SELECT FROM person p JOIN core.contacts c ON c.tenant_id = p.tenant_id AND c.contact_id = p.contact_id
         WHERE p.n = a.n AND c.erased_at IS NOT NULL),
     coalesce((SELECT s.reason FROM messaging.suppressions s
-        WHERE s.tenant_id = a.tenant_id AND s.channel = a.channel AND s.address = a.address), ''),
+        WHERE s.tenant_id = a.tenant_id AND s.channel = a.channel AND s.address IN (a.address, core.erased_address(a.tenant_id, a.channel, a.address))
+        ORDER BY s.reason = 'unsubscribe' LIMIT 1), ''),
     CASE WHEN NOT a.marketing THEN NULL ELSE (
         SELECT k.granted FROM messaging.consents k
         WHERE k.tenant_id = a.tenant_id AND k.channel = a.channel AND k.purpose = 'marketing' AND k.contact_id IN (
@@ -160,12 +162,12 @@ func (f facts) verdict(marketing, given, valid bool) Verdict {
 		return shut(GateTenant, TenantDisabled)
 	case f.expired:
 		return shut(GateExpiry, Expired)
+	case f.erased: // before the address, which went with the person
+		return shut(GateContact, ContactErased)
 	case !given:
 		return shut(GateAddress, AddressMissing)
 	case !valid:
 		return shut(GateAddress, AddressInvalid)
-	case f.erased:
-		return shut(GateContact, ContactErased)
 	}
 	if r, no := suppression(f.suppressed, marketing); no {
 		return shut(GateSuppression, r)

@@ -145,7 +145,7 @@ func Because() []string { return []string{"address_fixed", "consent_given", "mis
 func (s *Store) Lift(ctx context.Context, tenant uuid.UUID, channel, address, because, by string) error {
 	hash := sha256.Sum256(fmt.Appendf(nil, "%s %s %s", tenant, channel, address))
 	const sql = `WITH gone AS (
-    DELETE FROM messaging.suppressions WHERE tenant_id = $1 AND channel = $2 AND address = $3 RETURNING reason
+    DELETE FROM messaging.suppressions WHERE tenant_id = $1 AND channel = $2 AND address IN ($3, core.erased_address($1, $2, $3)) RETURNING reason
 ) INSERT INTO messaging.suppression_lifts (tenant_id, channel, address_hash, reason, because, lifted_by) SELECT $1, $2, $4, reason, $5, $6 FROM gone`
 	tag, err := s.pool.Exec(ctx, sql, tenant, channel, address, hash[:], because, by)
 	if err != nil {

@@ -49,6 +49,10 @@ type Message struct {
 	Headers []kgo.RecordHeader
 }
 
+// Tombstone is the value of a message that ends its key in a compacted topic: it
+// is published without a value. An empty one stands for it in the table.
+var Tombstone = []byte{}
+
 // Item is a message with its place in a lane.
 type Item struct {
 	Seq       int64

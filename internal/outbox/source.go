@@ -36,6 +36,9 @@ func (s TableSource) Page(ctx context.Context, lane Lane, after int64, since tim
 		if err != nil {
 			return nil, fmt.Errorf("page lane %d: %w", lane.ID, err)
 		}
+		if len(r.Value) == 0 {
+			r.Value = nil // a tombstone: no record of ours has an empty value
+		}
 		items[i] = Item{Seq: r.LaneSeq, WrittenAt: r.WrittenAt, Message: Message{Topic: r.Topic, Key: r.Key, Value: r.Value, Headers: hs}}
 	}
 	return items, nil

@@ -90,7 +90,7 @@ func (h *Handler) findContacts(ctx context.Context, tx pgx.Tx, b *stream.Batch, 
 			return fmt.Errorf("name a recipient: %w", err)
 		}
 		in = append(in, identity.Input{TenantID: r.req.TenantID, CellID: r.req.CellID, EventID: r.origin, CorrelationID: r.req.CorrelationID,
-			Identifiers: string(raw), OccurredAt: r.first})
+			Identifiers: string(raw), OccurredAt: r.first, ReceivedAt: r.first})
 		who = append(who, r)
 	}
 	if len(in) > 0 {
@@ -100,6 +100,9 @@ func (h *Handler) findContacts(ctx context.Context, tx pgx.Tx, b *stream.Batch, 
 		}
 		for i, r := range who {
 			r.contact = out.Contacts[i]
+			if out.Erased != nil && out.Erased[i] { // asked for before the person was erased
+				r.block(gates.GateContact, gates.ContactErased)
+			}
 		}
 		if err := h.deps.Contacts.Emit(ctx, tx, b, out.Changes); err != nil {
 			return err

@@ -55,7 +55,8 @@ func laneOf(tenant uuid.UUID) int {
 }
 
 // Emit writes the changes to their lanes inside tx. It takes the lanes' locks,
-// in one order, and so comes last before the commit.
+// in one order, and so comes last before the commit. b may be nil where nobody
+// is to be woken.
 func (c *ContactLanes) Emit(ctx context.Context, tx pgx.Tx, b *stream.Batch, changes []identity.Change) error {
 	byLane := map[int][]outbox.Message{}
 	for _, ch := range changes {
@@ -66,6 +67,23 @@ func (c *ContactLanes) Emit(ctx context.Context, tx pgx.Tx, b *stream.Batch, cha
 		n := laneOf(ch.TenantID)
 		byLane[n] = append(byLane[n], m)
 	}
+	return c.append(ctx, tx, b, byLane)
+}
+
+// Bury writes tombstones for erased contacts, after which compaction keeps
+// nothing of them. Like Emit, it comes last before the commit.
+func (c *ContactLanes) Bury(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, contacts []uuid.UUID) error {
+	now := time.Now().UTC()
+	msgs := make([]outbox.Message, len(contacts))
+	for i, id := range contacts {
+		msgs[i] = outbox.Message{Topic: schemas.TopicContact, Key: contactKey(tenant, id), Value: outbox.Tombstone,
+			Headers: kafka.Event{ID: ids.New().String(), Type: "core.contact.buried", Source: kafka.Source(tenant), Subject: id.String(), Time: now,
+				CorrelationID: id.String()}.Headers()}
+	}
+	return c.append(ctx, tx, nil, map[int][]outbox.Message{laneOf(tenant): msgs})
+}
+
+func (c *ContactLanes) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, byLane map[int][]outbox.Message) error {
 	lanes := make([]int, 0, len(byLane))
 	for n := range byLane {
 		lanes = append(lanes, n)
@@ -76,7 +94,7 @@ func (c *ContactLanes) Emit(ctx context.Context, tx pgx.Tx, b *stream.Batch, cha
 			return err
 		}
 	}
-	if c.Wake != nil {
+	if c.Wake != nil && b != nil {
 		b.OnCommit(func() {
 			for _, n := range lanes {
 				c.Wake(n)
@@ -89,14 +107,21 @@ func (c *ContactLanes) Emit(ctx context.Context, tx pgx.Tx, b *stream.Batch, cha
 func (c *ContactLanes) message(ctx context.Context, ch identity.Change) (outbox.Message, error) {
 	now := time.Now().UTC()
 	rec := schemas.ContactChanged{TenantID: ch.TenantID, CellID: ch.CellID, ContactID: ch.ContactID, Change: ch.Kind,
-		IntoContactID: ch.Into, Traits: string(ch.Traits), ChangedAt: now, CauseEventID: &ch.CauseEventID, CorrelationID: ch.CorrelationID}
+		IntoContactID: ch.Into, Traits: string(ch.Traits), ChangedAt: now, CorrelationID: ch.CorrelationID}
+	if ch.CauseEventID != uuid.Nil {
+		rec.CauseEventID = &ch.CauseEventID
+	}
 	value, err := c.Codec.Encode(ctx, nil, schemas.TopicContact, &rec)
 	if err != nil {
 		return outbox.Message{}, waitFor(err)
 	}
 	return outbox.Message{
-		Topic: schemas.TopicContact, Key: []byte(ch.TenantID.String() + "/" + ch.ContactID.String()), Value: value,
+		Topic: schemas.TopicContact, Key: contactKey(ch.TenantID, ch.ContactID), Value: value,
 		Headers: kafka.Event{ID: ids.New().String(), Type: "core.contact." + ch.Kind, Source: kafka.Source(ch.TenantID),
 			Subject: ch.ContactID.String(), Time: now, CorrelationID: ch.CorrelationID}.Headers(),
 	}, nil
+}
+
+func contactKey(tenant, contact uuid.UUID) []byte {
+	return []byte(tenant.String() + "/" + contact.String())
 }

@@ -151,6 +151,9 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	}
 	for i := range winners {
 		winners[i].contact = out.Contacts[i]
+		if out.Erased != nil && out.Erased[i] {
+			winners[i].Event = emptied(winners[i].Event)
+		}
 	}
 	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err
@@ -216,11 +219,19 @@ func (h *Handler) MakePartitions(ctx context.Context, pool *pgxpool.Pool, record
 	return nil
 }
 
+// emptied is an event of a person who was erased after it was received: it is
+// counted, and says nothing (FS-MSG-0003 §8).
+func emptied(e *schemas.Event) *schemas.Event {
+	out := *e
+	out.Payload, out.IdempotencyKey = "{}", ""
+	return &out
+}
+
 func inputs(rows []row) []identity.Input {
 	in := make([]identity.Input, len(rows))
 	for i, r := range rows {
 		in[i] = identity.Input{TenantID: r.TenantID, CellID: r.CellID, EventID: r.EventID, CorrelationID: r.CorrelationID,
-			Identifiers: r.Identifiers, Read: r.read, OccurredAt: r.OccurredAt}
+			Identifiers: r.Identifiers, Read: r.read, OccurredAt: r.OccurredAt, ReceivedAt: r.ReceivedAt}
 		if r.Kind == "identify" {
 			in[i].Traits = r.Payload
 		}

@@ -368,12 +368,12 @@ func TestIdentity(t *testing.T) {
 	t.Run("TraitsAreCappedWithAWarning", func(t *testing.T) { // I39
 		t.Parallel()
 		b := stagetest.New(t)
-		for i := range 4 {
-			b.SendEvents(b.Identify(fmt.Sprintf("i%d", i), now, anybody, fmt.Sprintf(`{"t%d":%q}`, i, strings.Repeat("x", 30_000))))
+		for i := range 40 {
+			b.SendEvents(b.Identify(fmt.Sprintf("i%d", i), now, anybody, fmt.Sprintf(`{"t%d":%q}`, i, strings.Repeat("x", 32_000))))
 		}
 		run(b)
-		b.Await(4, eventCount)
-		require.Equal(t, 2, b.Count(`SELECT count(*) FROM core.warnings WHERE kind = 'traits_capped'`))
+		b.Await(40, eventCount)
+		require.Equal(t, 38, b.Count(`SELECT count(*) FROM core.warnings WHERE kind = 'traits_capped'`))
 		require.Equal(t, 1, b.Count(`SELECT count(*) FROM core.contacts WHERE traits ?& array['t0','t1'] AND NOT traits ? 't2'`))
 	})
 }

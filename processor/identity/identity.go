@@ -13,15 +13,17 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/softcrum/carril/internal/identifier"
 )
 
 // Kinds of identifiers that the platform knows; a tenant may use its own
 // beside them.
 const (
-	KindExternalID = "external_id"
-	KindEmail      = "email"
-	KindPhone      = "phone"
-	KindAnonymous  = "anonymous_id"
+	KindExternalID = identifier.ExternalID
+	KindEmail      = identifier.Email
+	KindPhone      = identifier.Phone
+	KindAnonymous  = identifier.Anonymous
 )
 
 // Input is one event's share of identity, in the order of its stream.
@@ -34,11 +36,18 @@ type Input struct {
 	Read          *Identifiers // what Read made of Identifiers, where the caller has it already
 	Traits        string       // JSON object; empty: the event carries none
 	OccurredAt    time.Time
+	// ReceivedAt is when the platform took it in: what came before a person was
+	// erased never brings the person back. Zero: now.
+	ReceivedAt time.Time
 }
 
 // Outcome is what identity found for each input and what it changed.
 type Outcome struct {
 	Contacts []uuid.UUID // by input
+	// Erased says which inputs were received before somebody whom they name was
+	// erased: each got an anonymous contact of its own, without its identifiers and
+	// traits, and the rest of what it carries is the erased person's too. Nil: none.
+	Erased   []bool
 	Changes  []Change
 	Warnings []Warning
 	Created  int
@@ -50,10 +59,10 @@ type Change struct {
 	TenantID      uuid.UUID
 	CellID        string
 	ContactID     uuid.UUID
-	Kind          string     // identified or merged
+	Kind          string     // identified, merged, unmerged or erased
 	Into          *uuid.UUID // merged: the survivor
 	Traits        json.RawMessage
-	CauseEventID  uuid.UUID
+	CauseEventID  uuid.UUID // uuid.Nil: no event
 	CorrelationID string
 }
 
@@ -61,7 +70,7 @@ type Change struct {
 type Warning struct {
 	TenantID uuid.UUID
 	EventID  uuid.UUID
-	Kind     string // refused_identifier, refused_traits, identity_conflict, traits_capped; the append stage has its own
+	Kind     string // refused_identifier, refused_traits, identity_conflict, traits_capped, identifiers_capped; the append stage has its own
 	Detail   any    // an object, without values that were sent
 }
 
@@ -70,6 +79,11 @@ const (
 	MaxTraitBytes = 64 << 10
 	MaxTraitKeys  = 500
 )
+
+// MaxIdentifiers is how many a contact may have: a till that sends a constant as
+// anybody's device would gather the whole world in one. The external_id is never
+// refused for it, nor does a merge lose any.
+const MaxIdentifiers = 200
 
 // key is an identifier within the platform.
 type key struct {
@@ -91,6 +105,7 @@ type person struct {
 	known    bool
 	created  time.Time
 	external map[string]bool
+	attached int     // identifiers
 	into     *person // merged
 	isNew    bool
 	wasKnown bool

@@ -68,6 +68,9 @@ func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
+	if err := b.refuseErased(ctx, tx); err != nil {
+		return err
+	}
 	return b.loadPeople(ctx, tx)
 }
 
@@ -171,7 +174,7 @@ func (b *batch) readPeople(ctx context.Context, tx pgx.Tx, want processordb.Load
 	}
 	for _, c := range rows {
 		p := b.people[c.ContactID]
-		p.cell, p.known, p.wasKnown, p.created = c.CellID, c.Known, c.Known, c.CreatedAt
+		p.cell, p.known, p.wasKnown, p.created, p.attached = c.CellID, c.Known, c.Known, c.CreatedAt, int(c.Attached)
 		p.external = make(map[string]bool, len(c.External))
 		for _, e := range c.External {
 			p.external[e] = true

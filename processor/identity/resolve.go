@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -60,6 +61,7 @@ func (p *Prepared) resolve(ctx context.Context, tx pgx.Tx, places *Places) (*Out
 	if err := b.write(ctx, tx); err != nil {
 		return nil, err
 	}
+	b.out.Erased = b.erased
 	for i, p := range at {
 		b.out.Contacts[i] = p.root().id
 	}
@@ -85,6 +87,7 @@ type batch struct {
 	touched  map[*person]int // people whose known state rose, by the input that did it
 	clashes  []clash
 	end      *int64 // blocks that identifiers filled before the batch; nil: not asked
+	erased   []bool // by input; nil: none
 }
 
 type merge struct {
@@ -228,6 +231,7 @@ func (b *batch) merge(x, y *person, cause int) {
 	}
 	gone.into = keep
 	keep.known = keep.known || gone.known
+	keep.attached += gone.attached
 	for e := range gone.external {
 		keep.external[e] = true
 	}
@@ -237,6 +241,7 @@ func (b *batch) merge(x, y *person, cause int) {
 
 // attach gives the event's unowned identifiers to its person.
 func (b *batch) attach(i int, p *person) {
+	refused := 0
 	for _, id := range b.ids[i] {
 		if id.kind != KindAnonymous && !p.known {
 			p.known = true
@@ -245,12 +250,21 @@ func (b *batch) attach(i int, p *person) {
 		if id.owner != nil {
 			continue
 		}
+		if p.attached >= MaxIdentifiers && id.kind != KindExternalID {
+			refused++
+			continue
+		}
 		id.owner = p
+		p.attached++
 		b.added = append(b.added, addition{id.key, p})
 		b.touched[p] = i
 		if id.kind == KindExternalID {
 			p.external[id.value] = true
 		}
+	}
+	if in := b.inputs[i]; refused > 0 {
+		b.out.Warnings = append(b.out.Warnings, Warning{in.TenantID, in.EventID, "identifiers_capped",
+			map[string]string{"refused": strconv.Itoa(refused), "limit": strconv.Itoa(MaxIdentifiers)}})
 	}
 }
 

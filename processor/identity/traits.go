@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/db/processordb"
+	"github.com/softcrum/carril/internal/stream"
 )
 
 // traits of a contact while they are worked on.
@@ -48,7 +49,7 @@ func (b *batch) keepTraits(ctx context.Context, tx pgx.Tx, at []*person) error {
 			b.applyTraits(i, in, t)
 		}
 	}
-	if err := b.writeTraits(ctx, tx, have); err != nil {
+	if err := writeTraits(ctx, processordb.New(tx), have); err != nil {
 		return err
 	}
 	return b.collectChanges(affected, have)
@@ -163,18 +164,19 @@ func (b *batch) loadTraits(ctx context.Context, tx pgx.Tx, affected map[*person]
 		return nil, fmt.Errorf("read traits: %w", err)
 	}
 	for _, r := range rows {
-		t := have[byID[r.ContactID]]
-		if err := json.Unmarshal(r.Traits, &t.values); err != nil {
-			return nil, fmt.Errorf("read traits of a contact: %w", err)
+		if r.Erased {
+			return nil, fmt.Errorf("%w: a contact was erased while it was changed", stream.ErrWait)
 		}
-		if err := json.Unmarshal(r.TraitTimes, &t.times); err != nil {
-			return nil, fmt.Errorf("read trait times of a contact: %w", err)
+		t, err := readTraits(r.Traits, r.TraitTimes)
+		if err != nil {
+			return nil, err
 		}
+		have[byID[r.ContactID]] = t
 	}
 	return have, nil
 }
 
-func (b *batch) writeTraits(ctx context.Context, tx pgx.Tx, have map[*person]*traits) error {
+func writeTraits(ctx context.Context, db *processordb.Queries, have map[*person]*traits) error {
 	var rows processordb.WriteTraitsParams
 	for p, t := range have {
 		if !t.dirty || p.into != nil {
@@ -194,7 +196,7 @@ func (b *batch) writeTraits(ctx context.Context, tx pgx.Tx, have map[*person]*tr
 	if len(rows.Contacts) == 0 {
 		return nil
 	}
-	if err := processordb.New(tx).WriteTraits(ctx, rows); err != nil {
+	if err := db.WriteTraits(ctx, rows); err != nil {
 		return fmt.Errorf("write traits of %d contacts: %w", len(rows.Contacts), err)
 	}
 	return nil

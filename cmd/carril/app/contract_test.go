@@ -45,7 +45,7 @@ func TestContractNamesEveryRoute(t *testing.T) {
 	require.NoError(t, err)
 	metrics, err := httpserver.NewMetrics(reg)
 	require.NoError(t, err)
-	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Rules: rule.NewStore(nil),
+	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Erasures: erasures{}, Rules: rule.NewStore(nil),
 		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil)})
 	var mounted []string
 	require.NoError(t, chi.Walk(apiRouter(metrics, api, reads, http.NotFoundHandler()), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {

@@ -24,6 +24,7 @@ import (
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/taxonomy"
+	"github.com/softcrum/carril/processor/erasure"
 	"github.com/softcrum/carril/processor/retention"
 	"github.com/softcrum/carril/schemas"
 )
@@ -65,6 +66,7 @@ type App struct {
 	forget        map[string][]func() // by configuration table
 	watcher       *bucket.Limiter
 	schemas       *taxonomy.Registry // nil until a role asks for it
+	exports       erasure.Exports    // what retention wrote; nil: none are stored
 	readies       []readiness
 	stopping      atomic.Bool
 	months        bool               // readiness asks for the months ahead

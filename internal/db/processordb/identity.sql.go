@@ -12,6 +12,42 @@ import (
 	"github.com/google/uuid"
 )
 
+const erasureKeys = `-- name: ErasureKeys :many
+SELECT tenant_id, key FROM core.erasure_keys WHERE tenant_id = ANY($1::uuid[]) AND last_erased_at >= $2::timestamptz
+`
+
+type ErasureKeysParams struct {
+	Tenants []uuid.UUID
+	Oldest  time.Time
+}
+
+type ErasureKeysRow struct {
+	TenantID uuid.UUID
+	Key      []byte
+}
+
+// The keys of those tenants who erased somebody since the batch's oldest record
+// was received: of most batches, none.
+func (q *Queries) ErasureKeys(ctx context.Context, arg ErasureKeysParams) ([]ErasureKeysRow, error) {
+	rows, err := q.db.Query(ctx, erasureKeys, arg.Tenants, arg.Oldest)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ErasureKeysRow
+	for rows.Next() {
+		var i ErasureKeysRow
+		if err := rows.Scan(&i.TenantID, &i.Key); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const insertContacts = `-- name: InsertContacts :exec
 INSERT INTO core.contacts (tenant_id, contact_id, cell_id, known, created_at)
 SELECT t, c, cell, k, $1
@@ -64,7 +100,8 @@ func (q *Queries) InsertMerge(ctx context.Context, arg InsertMergeParams) error 
 
 const loadContacts = `-- name: LoadContacts :many
 SELECT c.contact_id, c.cell_id, c.known, c.created_at,
-    ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')::text[] AS external
+    ARRAY(SELECT x.value FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id AND x.kind = 'external_id')::text[] AS external,
+    (SELECT count(*) FROM core.contact_identifiers x WHERE x.tenant_id = c.tenant_id AND x.contact_id = c.contact_id)::int AS attached
 FROM ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[])) AS u(tenant_id, contact_id)
 JOIN core.contacts c USING (tenant_id, contact_id)
 `
@@ -80,6 +117,7 @@ type LoadContactsRow struct {
 	Known     bool
 	CreatedAt time.Time
 	External  []string
+	Attached  int32
 }
 
 // People whom a batch may change. The external_ids come along because they decide
@@ -99,6 +137,7 @@ func (q *Queries) LoadContacts(ctx context.Context, arg LoadContactsParams) ([]L
 			&i.Known,
 			&i.CreatedAt,
 			&i.External,
+			&i.Attached,
 		); err != nil {
 			return nil, err
 		}
@@ -111,7 +150,7 @@ func (q *Queries) LoadContacts(ctx context.Context, arg LoadContactsParams) ([]L
 }
 
 const lockTraits = `-- name: LockTraits :many
-SELECT c.contact_id, c.traits, c.trait_times FROM core.contacts c
+SELECT c.contact_id, c.traits, c.trait_times, (c.erased_at IS NOT NULL)::bool AS erased FROM core.contacts c
 JOIN ROWS FROM (unnest($1::uuid[]), unnest($2::uuid[])) AS u(tenant_id, contact_id) ON c.tenant_id = u.tenant_id AND c.contact_id = u.contact_id
 ORDER BY c.tenant_id, c.contact_id FOR NO KEY UPDATE OF c
 `
@@ -125,10 +164,12 @@ type LockTraitsRow struct {
 	ContactID  uuid.UUID
 	Traits     []byte
 	TraitTimes []byte
+	Erased     bool
 }
 
 // Reads traits to change them: the rows are locked in one order, without the
-// keys, which identifiers refer to.
+// keys, which identifiers refer to. An erasure that came first is seen here: it
+// held the rows until its commit.
 func (q *Queries) LockTraits(ctx context.Context, arg LockTraitsParams) ([]LockTraitsRow, error) {
 	rows, err := q.db.Query(ctx, lockTraits, arg.Tenants, arg.Contacts)
 	if err != nil {
@@ -138,7 +179,12 @@ func (q *Queries) LockTraits(ctx context.Context, arg LockTraitsParams) ([]LockT
 	var items []LockTraitsRow
 	for rows.Next() {
 		var i LockTraitsRow
-		if err := rows.Scan(&i.ContactID, &i.Traits, &i.TraitTimes); err != nil {
+		if err := rows.Scan(
+			&i.ContactID,
+			&i.Traits,
+			&i.TraitTimes,
+			&i.Erased,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -167,7 +213,7 @@ func (q *Queries) MarkContactsKnown(ctx context.Context, arg MarkContactsKnownPa
 }
 
 const moveIdentifiers = `-- name: MoveIdentifiers :exec
-UPDATE core.contact_identifiers SET contact_id = $1 WHERE tenant_id = $2 AND contact_id = $3
+UPDATE core.contact_identifiers SET contact_id = $1, first_contact = coalesce(first_contact, contact_id) WHERE tenant_id = $2 AND contact_id = $3
 `
 
 type MoveIdentifiersParams struct {
@@ -176,7 +222,8 @@ type MoveIdentifiersParams struct {
 	FromContact uuid.UUID
 }
 
-// Gives a merged contact's identifiers to its survivor.
+// Gives a merged contact's identifiers to its survivor, and remembers whose they
+// were first, so that the merge can be undone.
 func (q *Queries) MoveIdentifiers(ctx context.Context, arg MoveIdentifiersParams) error {
 	_, err := q.db.Exec(ctx, moveIdentifiers, arg.IntoContact, arg.TenantID, arg.FromContact)
 	return err
@@ -197,6 +244,44 @@ type RecordIdentityConflictParams struct {
 func (q *Queries) RecordIdentityConflict(ctx context.Context, arg RecordIdentityConflictParams) error {
 	_, err := q.db.Exec(ctx, recordIdentityConflict, arg.TenantID, arg.EventID, arg.Contacts)
 	return err
+}
+
+const tombstones = `-- name: Tombstones :many
+SELECT e.tenant_id, e.hash, e.erased_at
+FROM ROWS FROM (unnest($1::uuid[]), unnest($2::bytea[])) AS u(tenant_id, hash)
+JOIN core.erased_identifiers e ON e.tenant_id = u.tenant_id AND e.hash = u.hash
+`
+
+type TombstonesParams struct {
+	Tenants []uuid.UUID
+	Hashes  [][]byte
+}
+
+type TombstonesRow struct {
+	TenantID uuid.UUID
+	Hash     []byte
+	ErasedAt time.Time
+}
+
+// When whom these hashes stand for was erased.
+func (q *Queries) Tombstones(ctx context.Context, arg TombstonesParams) ([]TombstonesRow, error) {
+	rows, err := q.db.Query(ctx, tombstones, arg.Tenants, arg.Hashes)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []TombstonesRow
+	for rows.Next() {
+		var i TombstonesRow
+		if err := rows.Scan(&i.TenantID, &i.Hash, &i.ErasedAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const writeTraits = `-- name: WriteTraits :exec
