@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/softcrum/carril/internal/db/processordb")
+	"github.com/softcrum/carril/internal/db/processordb"
+)
 
 // JobConfig of a Job; zero values take the defaults.
 type JobConfig struct {

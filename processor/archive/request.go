@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/ids"
@@ -77,12 +78,13 @@ func (a *Archive) Run(ctx context.Context, r Request, fresh bool) (*Finished, er
 	hash, key := r.key(a.deps.Storage.String())
 	var done *Finished
 	err := pgx.BeginFunc(ctx, a.deps.Pool, func(lock pgx.Tx) error {
-		var mine bool
-		if err := lock.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(hashtextextended('carril.export:' || $1, 0))`, key).Scan(&mine); err != nil {
+		// A moment of patience: a process that was killed holds its lock until the
+		// server has noticed.
+		if _, err := lock.Exec(ctx, `SET LOCAL lock_timeout = '10s'`); err != nil {
 			return err
 		}
-		if !mine {
-			return ErrBusy
+		if _, err := lock.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('carril.export:' || $1, 0))`, key); err != nil {
+			return busy(err)
 		}
 		id, err := a.open(ctx, r, hash, key, fresh)
 		if err != nil {
@@ -99,6 +101,14 @@ func (a *Archive) Run(ctx context.Context, r Request, fresh bool) (*Finished, er
 		return nil, fmt.Errorf("export events of tenant %s: %w", r.TenantID, err)
 	}
 	return done, nil
+}
+
+func busy(err error) error {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) && pe.Code == "55P03" { // lock_not_available
+		return ErrBusy
+	}
+	return err
 }
 
 // open finds or makes the export of a request.
@@ -218,14 +228,21 @@ func (a *Archive) writePart(ctx context.Context, r *request, i int) (Object, err
 	name := fmt.Sprintf("events-%s-%s", p.FromTime.UTC().Format("2006-01"), attempt())
 	create := func() (eventWriter, error) {
 		w, err := createNDJSON(ctx, a.deps.Storage, path.Join(r.dir(), name), Compression(r.Compression))
-		return line{w}, err
+		if err != nil {
+			return nil, err
+		}
+		return line{w}, nil
 	}
 	columns := `to_jsonb(u)::text`
 	if r.Format == FormatParquet {
 		name += ".parquet"
 		columns = parquetColumns
 		create = func() (eventWriter, error) {
-			return createParquet(ctx, a.deps.Storage, path.Join(r.dir(), name), Compression(r.Compression))
+			w, err := createParquet(ctx, a.deps.Storage, path.Join(r.dir(), name), Compression(r.Compression))
+			if err != nil {
+				return nil, err
+			}
+			return w, nil
 		}
 	} else {
 		name += Compression(r.Compression).extension()
