@@ -42,6 +42,7 @@ type cli struct {
 	Sender  senderCmd  `cmd:"" help:"Verify, pause and resume tenants' senders."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
+	Export  exportCmd  `cmd:"" help:"Export a tenant's events; the same arguments go on where it stopped."`
 
 	Positions positionsCmd `cmd:"" help:"Read and release stream positions."`
 	Sandbox   sandboxCmd   `cmd:"" help:"Run the provider sandbox."`

@@ -57,18 +57,9 @@ const maxFilter = 512
 // parseList reads the query of a list. A parameter that nobody knows is
 // refused: a filter that is spelled wrong would otherwise filter nothing.
 func parseList(r *http.Request, list string, filters []string, choices map[string][]string) (*listQuery, *httpserver.Problem) {
-	v, err := url.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, badParameter("The query cannot be read.")
-	}
-	known := slices.Concat([]string{"from", "to"}, filters, []string{"limit", "cursor"})
-	for name, values := range v {
-		if len(values) != 1 || !slices.Contains(known, name) {
-			return nil, badParameter("Known are " + strings.Join(known, ", ") + ", each once.")
-		}
-		if len(values[0]) > maxFilter || !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], 0) {
-			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, maxFilter))
-		}
+	v, problem := parseParams(r, maxFilter, slices.Concat([]string{"from", "to"}, filters, []string{"limit", "cursor"})...)
+	if problem != nil {
+		return nil, problem
 	}
 	q := &listQuery{list: list, filters: filters, values: v, limit: defaultLimit, cursor: v.Get("cursor")}
 	if problem := q.times(); problem != nil {
@@ -86,12 +77,39 @@ func parseList(r *http.Request, list string, filters []string, choices map[strin
 		}
 		q.contact = &c
 	}
-	if n := v.Get("limit"); n != "" {
-		if q.limit, err = strconv.Atoi(n); err != nil || q.limit < 1 || q.limit > maxLimit {
-			return nil, badParameter("limit is 1 to " + strconv.Itoa(maxLimit) + ".")
-		}
+	if q.limit, problem = parseLimit(v, defaultLimit, maxLimit); problem != nil {
+		return nil, problem
 	}
 	return q, nil
+}
+
+// parseParams reads a query that knows some parameters, each once and of at most
+// so many bytes.
+func parseParams(r *http.Request, most int, known ...string) (url.Values, *httpserver.Problem) {
+	v, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, badParameter("The query cannot be read.")
+	}
+	for name, values := range v {
+		if len(values) != 1 || !slices.Contains(known, name) {
+			return nil, badParameter("Known are " + strings.Join(known, ", ") + ", each once.")
+		}
+		if len(values[0]) > most || !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], 0) {
+			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, most))
+		}
+	}
+	return v, nil
+}
+
+func parseLimit(v url.Values, usual, most int) (int, *httpserver.Problem) {
+	if v.Get("limit") == "" {
+		return usual, nil
+	}
+	n, err := strconv.Atoi(v.Get("limit"))
+	if err != nil || n < 1 || n > most {
+		return 0, badParameter("limit is 1 to " + strconv.Itoa(most) + ".")
+	}
+	return n, nil
 }
 
 func (q *listQuery) times() *httpserver.Problem {

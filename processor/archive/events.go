@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/softcrum/carril/internal/pg"
 )
 
 // eventColumns are what a tenant gets of its events: what the API says of them.
@@ -26,7 +28,7 @@ func (a *Archive) readEvents(ctx context.Context, tenant uuid.UUID, from, to tim
 		if _, err := tx.Exec(ctx, settings); err != nil {
 			return err
 		}
-		leaves, err := lockLeaves(ctx, tx, "core.tracked_events", from, to)
+		leaves, err := pg.LockLeaves(ctx, tx, "core.tracked_events", from, to)
 		if err != nil || len(leaves) == 0 {
 			return err
 		}
@@ -39,34 +41,6 @@ func (a *Archive) readEvents(ctx context.Context, tenant uuid.UUID, from, to tim
 		}
 		return copyRows(ctx, tx, `SELECT u.occurred_at, `+columns+` FROM (`+strings.Join(parts, " UNION ALL ")+`) u ORDER BY u.occurred_at, u.event_id`, row)
 	})
-}
-
-// lockLeaves gives the quoted names of the tables that hold a range, as of the
-// transaction's snapshot, and keeps them what they are until it ends.
-func lockLeaves(ctx context.Context, tx pgx.Tx, parent string, from, to time.Time) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT leaf, name FROM core.leaves($1, $2, $3)`, parent, from, to)
-	if err != nil {
-		return nil, fmt.Errorf("find the leaves of a range: %w", err)
-	}
-	type leaf struct {
-		OID  uint32
-		Name string
-	}
-	leaves, err := pgx.CollectRows(rows, pgx.RowToStructByPos[leaf])
-	if err != nil {
-		return nil, fmt.Errorf("find the leaves of a range: %w", err)
-	}
-	names := make([]string, len(leaves))
-	for i, l := range leaves {
-		names[i] = l.Name
-		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY `+l.Name+` IN ACCESS SHARE MODE`); err != nil {
-			return nil, fmt.Errorf("hold a leaf: %w", err)
-		}
-		if _, err := resolve(ctx, tx, l.Name, l.OID); err != nil { // the name became another's before the lock
-			return nil, fmt.Errorf("hold leaf %s: %w", l.Name, err)
-		}
-	}
-	return names, nil
 }
 
 var errColumn = errors.New("a column has another form than its type")

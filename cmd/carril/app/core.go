@@ -22,6 +22,7 @@ import (
 	"github.com/softcrum/carril/internal/lifecycle"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/storage"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
@@ -63,6 +64,7 @@ type App struct {
 	forget        map[string][]func() // by configuration table
 	watcher       *bucket.Limiter
 	schemas       *taxonomy.Registry // nil until a role asks for it
+	store         storage.Store      // nil until a role asks for it
 	readies       []readiness
 	stopping      atomic.Bool
 

@@ -34,6 +34,9 @@ func (a *App) startMaintain(ctx context.Context) error {
 			return parts.Run(ctx)
 		})
 	}))
+	if err := a.startExports(ctx); err != nil {
+		return err
+	}
 	d, err := a.dispatching()
 	if err != nil {
 		return err
