@@ -109,7 +109,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate says whether Open could use the configuration, without connecting.
+// Validate says whether Open could use the URL, without connecting.
 func (c Config) Validate() error {
 	u, err := c.parse()
 	if err != nil {
@@ -131,6 +131,9 @@ func Open(c Config) (Store, error) {
 	if u.Scheme == "file" {
 		return openFolder(u.Path)
 	}
+	if (c.AccessKey == "") != (c.SecretKey == "") {
+		return nil, fmt.Errorf("%w: an access key goes with its secret", ErrURL)
+	}
 	return c.withDefaults().openS3(u)
 }
 
@@ -141,8 +144,6 @@ func (c Config) parse() (*url.URL, error) {
 		return nil, fmt.Errorf("%w: it cannot be read", ErrURL)
 	case u.User != nil:
 		return nil, fmt.Errorf("%w: credentials have settings of their own", ErrURL)
-	case (c.AccessKey == "") != (c.SecretKey == ""):
-		return nil, fmt.Errorf("%w: an access key goes with its secret", ErrURL)
 	case c.PartBytes != 0 && c.PartBytes < 5<<20:
 		return nil, fmt.Errorf("%w: parts of S3 have at least 5 MiB", ErrURL)
 	case u.Scheme == "file" && (u.Host != "" || u.RawQuery != "" || !path.IsAbs(u.Path)):

@@ -372,7 +372,8 @@ func TestConfig(t *testing.T) {
 		require.ErrorIs(t, err, storage.ErrURL, bad)
 		require.NotContains(t, err.Error(), "hunter2")
 	}
-	require.ErrorIs(t, storage.Config{URL: "s3://b", AccessKey: "a"}.Validate(), storage.ErrURL)
+	_, err := storage.Open(storage.Config{URL: "s3://b", AccessKey: "a"})
+	require.ErrorIs(t, err, storage.ErrURL)
 	require.ErrorIs(t, storage.Config{URL: "s3://b", PartBytes: 1000}.Validate(), storage.ErrURL)
 	s, err := storage.Open(storage.Config{URL: "s3://bucket/p?endpoint=http://127.0.0.1:1&path_style=true", AccessKey: "a", SecretKey: "hunter2"})
 	require.NoError(t, err)

@@ -194,7 +194,7 @@ func TestLeaf(t *testing.T) {
 	t.Parallel()
 	// FS-CORE-0006 AC7
 	for _, c := range []archive.Compression{archive.Zstd, archive.Gzip} {
-		t.Run("IsReadBackAsItStood/"+string(c), func(t *testing.T) {
+		t.Run("IsReadBackAsItStood"+"With"+string(c), func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t)
 			s.fill(s.tenants[0], month, 40)

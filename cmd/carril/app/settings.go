@@ -212,6 +212,10 @@ func (s *Settings) NeedStores() error {
 			return configError(name, "is not set (`carril dev` runs everything by itself)")
 		}
 	}
+	// Not in Validate: a secret may come from a file, which is read later.
+	if (s.StorageAccessKey == "") != (s.StorageSecretKey == "") {
+		return configError("storage-access-key", "goes with storage-secret-key")
+	}
 	return nil
 }
 
