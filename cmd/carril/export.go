@@ -23,7 +23,7 @@ type exportCmd struct {
 	To       string `required:"" help:"Moment after the last, in the same form."`
 	Format   string `enum:"ndjson,parquet" default:"ndjson" help:"ndjson or parquet."`
 	Compress string `enum:",zstd,gzip" default:"" help:"zstd or gzip; --export-compression when empty."`
-	Out      string `help:"Folder, or s3://bucket/prefix?…; CARRIL_STORAGE_URL when empty." placeholder:"WHERE"`
+	Out      string `help:"Folder, or s3://bucket/prefix?…; CARRIL_STORAGE_URL when empty, where exports are deleted after seven days." placeholder:"WHERE"`
 	Fresh    bool   `help:"Begin anew where the same export was made before."`
 	JSON     bool   `name:"json" help:"Print one JSON object."`
 }
@@ -42,7 +42,7 @@ func (c exportCmd) Run(e *environment) error {
 	}
 	ctx, stop := signals()
 	defer stop()
-	r := archive.Request{From: from, To: to, Format: c.Format, Compression: archive.Compression(c.Compress)}
+	r := archive.Request{From: from, To: to, Format: c.Format, Compression: archive.Compression(c.Compress), Elsewhere: c.Out != ""}
 	if c.Compress == "" {
 		r.Compression = archive.Compression(e.set.ExportCompression)
 	}

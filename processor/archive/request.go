@@ -24,7 +24,8 @@ const (
 	FormatParquet = "parquet"
 )
 
-// keep is how long the objects of an export that the API asked for stay.
+// keep is how long the objects of an export stay in the platform's own storage:
+// they hold personal data, and no erasure rewrites them.
 const keep = 7 * 24 * time.Hour
 
 // ErrBusy says that another process works on the same export.
@@ -37,6 +38,9 @@ type Request struct {
 	From, To    time.Time // To excluded
 	Format      string
 	Compression Compression // of NDJSON, and inside of Parquet
+	// Elsewhere says that the storage is not the platform's own, where objects are
+	// deleted after keep.
+	Elsewhere bool
 }
 
 // key is what stands for the same request to the same place.
@@ -116,7 +120,7 @@ func (a *Archive) open(ctx context.Context, r Request, hash []byte, key string, 
 	q := processordb.New(a.deps.Pool)
 	find := processordb.FindExportParams{TenantID: r.TenantID, Origin: "operator", RequestKey: key}
 	old, err := q.FindExport(ctx, find)
-	if err == nil && fresh && old.State == "done" {
+	if err == nil && (fresh && old.State == "done" || old.State == "expired" || old.State == "failed") {
 		if err := q.ForgetExportKey(ctx, processordb.ForgetExportKeyParams(find)); err != nil {
 			return uuid.Nil, err
 		}
@@ -125,9 +129,12 @@ func (a *Archive) open(ctx context.Context, r Request, hash []byte, key string, 
 	if !errors.Is(err, pgx.ErrNoRows) {
 		return old.ExportID, err
 	}
-	id := ids.New()
-	return id, q.MakeExport(ctx, processordb.MakeExportParams{ExportID: id, TenantID: r.TenantID, Origin: "operator", RequestKey: key, RequestHash: hash,
-		FromTime: r.From, ToTime: r.To, Format: r.Format, Compression: string(r.Compression), Storage: a.deps.Storage.String()})
+	made := processordb.MakeExportParams{ExportID: ids.New(), TenantID: r.TenantID, Origin: "operator", RequestKey: key, RequestHash: hash,
+		FromTime: r.From, ToTime: r.To, Format: r.Format, Compression: string(r.Compression)}
+	if r.Elsewhere {
+		made.Storage = a.deps.Storage.String()
+	}
+	return made.ExportID, q.MakeExport(ctx, made)
 }
 
 // request is an export as the database knows it.

@@ -150,7 +150,7 @@ func (q *Queries) FindExport(ctx context.Context, arg FindExportParams) (FindExp
 
 const finishExport = `-- name: FinishExport :exec
 UPDATE core.exports SET state = 'done', manifest = $1, rows = $2, bytes = $3, progress = 1, finished_at = now(), updated_at = now(),
-    expires_at = CASE WHEN origin = 'api' THEN now() + $4::interval END
+    expires_at = CASE WHEN storage = '' THEN now() + $4::interval END
 WHERE export_id = $5 AND state IN ('queued', 'running')
 `
 

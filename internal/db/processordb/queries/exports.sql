@@ -51,7 +51,7 @@ UPDATE core.exports SET progress = @progress, rows = @rows WHERE export_id = @ex
 
 -- name: FinishExport :exec
 UPDATE core.exports SET state = 'done', manifest = @manifest, rows = @rows, bytes = @bytes, progress = 1, finished_at = now(), updated_at = now(),
-    expires_at = CASE WHEN origin = 'api' THEN now() + sqlc.arg(keep)::interval END
+    expires_at = CASE WHEN storage = '' THEN now() + sqlc.arg(keep)::interval END
 WHERE export_id = @export_id AND state IN ('queued', 'running');
 
 -- Puts an export off after a failure; the last one ends it.
