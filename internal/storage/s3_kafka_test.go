@@ -3,7 +3,6 @@
 package storage_test
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -136,7 +135,7 @@ func TestS3Refuses(t *testing.T) {
 			_, err = w.Commit()
 		}
 		require.Error(t, err)
-		require.False(t, errors.Is(err, storage.ErrExists), err)
+		require.NotErrorIs(t, err, storage.ErrExists)
 		require.NotContains(t, err.Error(), "hunter2")
 		require.NoError(t, s.Close())
 	}

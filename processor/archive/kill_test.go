@@ -67,7 +67,9 @@ func exportUntilKilled(raw string) {
 }
 
 func without(text string) archive.Keep {
-	return func(_ uuid.UUID, row []byte) ([]byte, bool, error) { return row, !bytes.Contains(row, []byte(text)), nil }
+	return func(_ uuid.UUID, row []byte) ([]byte, bool, error) {
+		return row, !bytes.Contains(row, []byte(text)), nil
+	}
 }
 
 func must(err error) {

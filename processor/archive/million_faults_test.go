@@ -44,7 +44,7 @@ func TestFaultMillion(t *testing.T) {
 	}
 	var want archive.Digest
 	step("digest", func() { want = s.digest(a, l.Table) })
-	require.Equal(t, int64(rows), want.Rows)
+	require.EqualValues(t, rows, want.Rows)
 	for _, c := range []child{{Point: archive.PointObject, Nth: 3}, {Point: archive.PointObjects}, {Point: archive.PointManifest}} {
 		c.Do, c.Config, c.Leaf = "export", cfg, l
 		c.Leaf.Run = uuid.New()

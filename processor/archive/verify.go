@@ -34,8 +34,8 @@ func (a *Archive) Verify(ctx context.Context, manifest string) (Digest, error) {
 	return all, nil
 }
 
-// verify reads one object as it is stored. Of Parquet the bytes are checked: its
-// rows are counted by who wrote them.
+// verify reads one object as it is stored. Of Parquet the bytes are checked, and
+// the number of rows that the file says it has.
 func (a *Archive) verify(ctx context.Context, m *Manifest, name string, o Object) (Digest, error) {
 	info, err := a.deps.Storage.Stat(ctx, name)
 	if errors.Is(err, storage.ErrNotFound) {
@@ -76,6 +76,12 @@ func (a *Archive) verify(ctx context.Context, m *Manifest, name string, o Object
 		return Digest{}, fmt.Errorf("%w: %s has other bytes", ErrCorrupt, name)
 	case m.DataFormat == FormatNDJSON && (d.Rows != o.Rows || d.String() != o.Digest || content.hex() != o.ContentSHA256):
 		return Digest{}, fmt.Errorf("%w: %s has other lines", ErrCorrupt, name)
+	case m.DataFormat == FormatParquet:
+		n, err := parquetRows(r, info.Size)
+		if err == nil && n != o.Rows {
+			err = fmt.Errorf("%w: %s has %d rows", ErrCorrupt, name, n)
+		}
+		return d, err
 	}
 	return d, nil
 }
