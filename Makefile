@@ -26,7 +26,7 @@ test: bin/withstack ## test all packages against one embedded stack; PKG=./folde
 	exec bin/withstack -count -- go test -json $(TESTFLAGS) $(PKG)
 
 .PHONY: test-kafka
-test-kafka: ## test against a real Kafka, registry, PostgreSQL and Redis, started for the run
+test-kafka: ## test against a real Kafka, registry, PostgreSQL, Redis and S3 gateway, started for the run
 	exec deploy/services/test-kafka.sh $(PKG)
 
 .PHONY: test-faults

@@ -44,6 +44,7 @@ type cli struct {
 	Contact contactCmd `cmd:"" help:"Show, merge, unmerge and erase contacts."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
+	Export  exportCmd  `cmd:"" help:"Export a tenant's events; the same arguments go on where it stopped."`
 
 	Partitions partitionsCmd `cmd:"" help:"List, make and repair the partitions of time-partitioned tables."`
 	Retention  retentionCmd  `cmd:"" help:"See and run what plans do not keep any longer: export, verify, drop."`

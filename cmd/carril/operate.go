@@ -35,16 +35,24 @@ func (e *environment) beside() {
 	}
 	e.set.PostgresURL, e.set.RegistryURL, e.set.RedisURL = env["CARRIL_POSTGRES_URL"], env["CARRIL_REGISTRY_URL"], env["CARRIL_REDIS_URL"]
 	e.set.KafkaBrokers = strings.Split(env["CARRIL_KAFKA_BROKERS"], ",")
+	if e.set.StorageURL == "" {
+		e.set.StorageURL = env["CARRIL_STORAGE_URL"]
+	}
 	e.fromDev = true
 }
 
 // database opens a small pool for a command, and sees that it answers.
 func (e *environment) database(ctx context.Context) (*pgxpool.Pool, error) {
+	return e.databaseOf(ctx, 2)
+}
+
+// databaseOf is database with so many connections.
+func (e *environment) databaseOf(ctx context.Context, conns int32) (*pgxpool.Pool, error) {
 	e.beside()
 	if e.set.PostgresURL == "" {
 		return nil, fmt.Errorf("%w: CARRIL_POSTGRES_URL is not set, and no `carril dev` has run in this folder", app.ErrConfig)
 	}
-	pool, err := pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: 4})
+	pool, err := pg.Open(ctx, pg.Config{URL: e.set.PostgresURL, MaxConns: conns})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", app.ErrConfig, err)
 	}

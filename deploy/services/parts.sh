@@ -181,4 +181,4 @@ start_s3() {
   await s3 curl -s -m 5 -o /dev/null "http://127.0.0.1:$(port s3)/"
 }
 
-s3_url() { echo "s3://$s3_access:$s3_secret@127.0.0.1:$(port s3)/carril?tls=off"; }
+s3_url() { echo "s3://carril?endpoint=http://127.0.0.1:$(port s3)&path_style=true"; }

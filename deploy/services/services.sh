@@ -64,7 +64,11 @@ write_env() {
     echo "CARRIL_REGISTRY_URL=http://127.0.0.1:$(port registry)/apis/ccompat/v7"
     echo "CARRIL_POSTGRES_URL=postgres://postgres@127.0.0.1:$(port postgres)/carril?sslmode=disable"
     echo "CARRIL_REDIS_URL=redis://127.0.0.1:$(port redis)/0"
-    if alive s3; then echo "CARRIL_STORAGE_URL=$(s3_url)"; fi
+    if alive s3; then
+      echo "CARRIL_STORAGE_URL='$(s3_url)'"
+      echo "CARRIL_STORAGE_ACCESS_KEY=$s3_access"
+      echo "CARRIL_STORAGE_SECRET_KEY=$s3_secret"
+    fi
   } >"$dir/env.new"
   mv "$dir/env.new" "$dir/env"
 }

@@ -6,6 +6,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
+export S3=1
 # Apart from `make services`, whose data and processes are the developer's.
 export CARRIL_SERVICES_DIR=$root/.carril/test-services
 services=deploy/services/services.sh
@@ -31,10 +32,13 @@ CARRIL_TEST_KAFKA_BROKERS=$CARRIL_KAFKA_BROKERS
 CARRIL_TEST_REGISTRY_URL=$CARRIL_REGISTRY_URL
 CARRIL_TEST_POSTGRES_URL=$CARRIL_POSTGRES_URL
 CARRIL_TEST_REDIS_URL=$CARRIL_REDIS_URL
-CARRIL_TEST_STORAGE_URL=${CARRIL_STORAGE_URL:-}
+CARRIL_TEST_STORAGE_URL=$CARRIL_STORAGE_URL
+CARRIL_TEST_STORAGE_ACCESS_KEY=$CARRIL_STORAGE_ACCESS_KEY
+CARRIL_TEST_STORAGE_SECRET_KEY=$CARRIL_STORAGE_SECRET_KEY
+CARRIL_TEST_S3_GATEWAY=$root/.carril/cache/versitygw
 set +a
 # The product reads these: a test gives them where it wants them.
-unset CARRIL_KAFKA_BROKERS CARRIL_REGISTRY_URL CARRIL_POSTGRES_URL CARRIL_REDIS_URL CARRIL_STORAGE_URL
+unset CARRIL_KAFKA_BROKERS CARRIL_REGISTRY_URL CARRIL_POSTGRES_URL CARRIL_REDIS_URL CARRIL_STORAGE_URL CARRIL_STORAGE_ACCESS_KEY CARRIL_STORAGE_SECRET_KEY
 
 bin/withstack -external -count -- go test -json -count=1 -timeout 20m -tags kafka ${TESTFLAGS:-} "${@:-./...}" &
 tests=$!

@@ -43,6 +43,8 @@ type Deps struct {
 	Permissions    Permissions // nil: the routes are absent
 	Channels       []string    // that the platform has
 	Erasures       Erasures    // nil: nobody can be erased here, the routes are absent
+	Snapshots      Snapshots   // of the same database; nil: feed, counts and exports are absent
+	Files          Files       // what exports are made of; nil: the routes of exports are absent
 	Log            *slog.Logger
 }
 
@@ -81,6 +83,13 @@ func (m *Routes) Mount(r chi.Router) {
 	}
 	if m.deps.Permissions != nil {
 		m.mountPermissions(r)
+	}
+	if m.deps.Snapshots != nil {
+		r.Get("/v1/core/events/feed", m.tenant(ScopeEventsRead, http.StatusOK, m.feed))
+		r.Get("/v1/core/counts", m.tenant(ScopeEventsRead, http.StatusOK, m.counts))
+		if m.deps.Files != nil {
+			m.mountExports(r)
+		}
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

@@ -87,26 +87,44 @@ func parsePage(r *http.Request, list string) (*listQuery, *httpserver.Problem) {
 
 // parseQuery reads a query with a limit, a cursor and what else is known.
 func parseQuery(r *http.Request, list string, known []string) (*listQuery, *httpserver.Problem) {
+	v, problem := parseParams(r, maxFilter, append(known, "limit", "cursor")...)
+	if problem != nil {
+		return nil, problem
+	}
+	q := &listQuery{list: list, values: v, limit: defaultLimit, cursor: v.Get("cursor")}
+	if q.limit, problem = parseLimit(v, defaultLimit, maxLimit); problem != nil {
+		return nil, problem
+	}
+	return q, nil
+}
+
+// parseParams reads a query that knows some parameters, each once and of at most
+// so many bytes.
+func parseParams(r *http.Request, most int, known ...string) (url.Values, *httpserver.Problem) {
 	v, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, badParameter("The query cannot be read.")
 	}
-	known = append(known, "limit", "cursor")
 	for name, values := range v {
 		if len(values) != 1 || !slices.Contains(known, name) {
 			return nil, badParameter("Known are " + strings.Join(known, ", ") + ", each once.")
 		}
-		if len(values[0]) > maxFilter || !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], 0) {
-			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, maxFilter))
+		if len(values[0]) > most || !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], 0) {
+			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, most))
 		}
 	}
-	q := &listQuery{list: list, values: v, limit: defaultLimit, cursor: v.Get("cursor")}
-	if n := v.Get("limit"); n != "" {
-		if q.limit, err = strconv.Atoi(n); err != nil || q.limit < 1 || q.limit > maxLimit {
-			return nil, badParameter("limit is 1 to " + strconv.Itoa(maxLimit) + ".")
-		}
+	return v, nil
+}
+
+func parseLimit(v url.Values, usual, most int) (int, *httpserver.Problem) {
+	if v.Get("limit") == "" {
+		return usual, nil
 	}
-	return q, nil
+	n, err := strconv.Atoi(v.Get("limit"))
+	if err != nil || n < 1 || n > most {
+		return 0, badParameter("limit is 1 to " + strconv.Itoa(most) + ".")
+	}
+	return n, nil
 }
 
 func (q *listQuery) times() *httpserver.Problem {

@@ -24,6 +24,7 @@ import (
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/rule"
+	"github.com/softcrum/carril/internal/storage"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/internal/testkit"
 	"github.com/softcrum/carril/internal/testkit/contract"
@@ -50,15 +51,20 @@ type desk struct {
 	other  uuid.UUID
 
 	changed chan uuid.UUID // tenants whose schemas changed
+	files   storage.Store  // of exports
 }
 
 func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, pool: testkit.Pool(t), acme: ids.New(), other: ids.New(), changed: make(chan uuid.UUID, 10)}
+	var err error
+	d.files, err = storage.Open(storage.Config{URL: "file://" + t.TempDir()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.files.Close()) })
 	r := httpserver.NewRouter()
 	scopes := []string{ScopeSendsRead, ScopeEventsRead, ScopeTaxonomy, ScopeRules, ScopeTemplates, ScopeConsents, ScopeSuppressions, ScopeSenders, ScopeQueuesRead, ScopeContactsRead, ScopeContactsErase}
 	New(Deps{DB: d.pool, CursorKey: []byte("k"), Taxonomy: taxonomy.NewStore(d.pool), Rules: rule.NewStore(d.pool), Templates: content.NewStore(d.pool), Permissions: gates.NewStore(d.pool),
-		Channels: []string{"email", "sms"}, SchemasChanged: d.noteChanges, Erasures: eraser{d},
+		Channels: []string{"email", "sms"}, SchemasChanged: d.noteChanges, Erasures: eraser{d}, Snapshots: d.pool, Files: d.files,
 		Queues: func(context.Context) any { return map[string]any{"at": month(), "channels": []any{}} }, Keys: keyring{"acme": {TenantID: d.acme, Scopes: scopes}, "other": {TenantID: d.other, Scopes: scopes},
 			"operator": {Scopes: scopes}, "writer": {TenantID: d.acme, Scopes: []string{"core.events.write"}},
 			"reader": {TenantID: d.acme, Scopes: []string{ScopeContactsRead}}}}).Mount(r)
@@ -80,7 +86,7 @@ func (d *desk) get(key, route, target string) (int, string) {
 	w := httptest.NewRecorder()
 	d.routes.ServeHTTP(w, req)
 	body := w.Body.Bytes()
-	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"id": "x", "event_id": "x", "contact_id": uuid.Nil.String(), "erasure_id": uuid.Nil.String()}, Request: req,
+	contract.Require(d.t, contract.Exchange{Route: route, Params: map[string]string{"id": "x", "event_id": "x", "export_id": "x", "name": "x", "contact_id": uuid.Nil.String(), "erasure_id": uuid.Nil.String()}, Request: req,
 		Status: w.Code, Header: w.Header(), Answered: body})
 	return w.Code, string(body)
 }

@@ -2,13 +2,17 @@ package app
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/go-chi/chi/v5"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -35,6 +39,15 @@ func (nobody) Request(context.Context, *schemas.NotificationRequested, string) e
 	return nil
 }
 func (nobody) Refresh(context.Context, uuid.UUID) error { return nil }
+func (nobody) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
+	return nil, errors.ErrUnsupported
+}
+func (nobody) Open(context.Context, string) (io.ReadSeekCloser, error) {
+	return nil, errors.ErrUnsupported
+}
+func (nobody) Link(context.Context, string, time.Duration) (string, error) {
+	return "", errors.ErrUnsupported
+}
 
 // TestContractNamesEveryRoute holds the document and the router against each
 // other, both ways.
@@ -46,7 +59,7 @@ func TestContractNamesEveryRoute(t *testing.T) {
 	metrics, err := httpserver.NewMetrics(reg)
 	require.NoError(t, err)
 	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Erasures: erasures{}, Rules: rule.NewStore(nil),
-		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil)})
+		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil), Snapshots: nobody{}, Files: nobody{}})
 	var mounted []string
 	require.NoError(t, chi.Walk(apiRouter(metrics, api, reads, http.NotFoundHandler()), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // the GET of the document says it

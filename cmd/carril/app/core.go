@@ -22,6 +22,7 @@ import (
 	"github.com/softcrum/carril/internal/lifecycle"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
+	"github.com/softcrum/carril/internal/storage"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/processor/erasure"
@@ -67,6 +68,7 @@ type App struct {
 	watcher       *bucket.Limiter
 	schemas       *taxonomy.Registry // nil until a role asks for it
 	exports       erasure.Exports    // what retention wrote; nil: none are stored
+	store         storage.Store      // nil until a role asks for it
 	readies       []readiness
 	stopping      atomic.Bool
 	months        bool               // readiness asks for the months ahead

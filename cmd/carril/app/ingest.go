@@ -90,9 +90,13 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	exported, err := a.files()
+	if err != nil {
+		return err
+	}
 	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side), Rules: rule.NewStore(a.side),
 		Templates: content.NewStore(a.side), Permissions: gates.NewStore(a.side), Channels: a.set.Channels,
-		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Erasures: people, Log: a.log})
+		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Erasures: people, Snapshots: a.side, Files: exported, Log: a.log})
 	files := openFiles()
 	conns, _ := connections(files)
 	if conns < 1_000 {

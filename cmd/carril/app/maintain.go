@@ -44,6 +44,9 @@ func (a *App) startMaintain(ctx context.Context) error {
 	if err := a.startErasures(ctx); err != nil {
 		return err
 	}
+	if err := a.startExports(ctx); err != nil {
+		return err
+	}
 	d, err := a.dispatching()
 	if err != nil {
 		return err

@@ -45,7 +45,10 @@ type Settings struct {
 	PostgresDirectURL string `name:"postgres-direct-url" env:"CARRIL_POSTGRES_DIRECT_URL" help:"PostgreSQL without a transaction pooler, for LISTEN, leases and migrations; the same when empty." group:"stores" secret:""`
 	RedisURL          string `name:"redis-url" env:"CARRIL_REDIS_URL" help:"Redis 6.2 or later, for token buckets." group:"stores" secret:""`
 	RedisPrefix       string `name:"redis-prefix" env:"CARRIL_REDIS_PREFIX" help:"Put before every Redis key." group:"stores"`
-	StorageURL        string `name:"storage-url" env:"CARRIL_STORAGE_URL" help:"Where exports go: a folder (file:///…) or S3." group:"stores" secret:""`
+	StorageURL        string `name:"storage-url" env:"CARRIL_STORAGE_URL" help:"Where exports go: file:///folder, or s3://bucket/prefix?endpoint=https://host&region=eu-west-1&path_style=true." group:"stores"`
+	StorageAccessKey  string `name:"storage-access-key" env:"CARRIL_STORAGE_ACCESS_KEY" help:"Access key of S3; AWS_* variables or the machine's role when empty." group:"stores" secret:""`
+	StorageSecretKey  string `name:"storage-secret-key" env:"CARRIL_STORAGE_SECRET_KEY" help:"Secret key of S3." group:"stores" secret:""`
+	ExportCompression string `name:"export-compression" env:"CARRIL_EXPORT_COMPRESSION" enum:"zstd,gzip" default:"zstd" help:"How exports are compressed: zstd or gzip." group:"stores"`
 
 	Channels       []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails." group:"messaging"`
 	ResendURL      string        `name:"resend-url" env:"CARRIL_RESEND_URL" default:"https://api.resend.com" help:"Base URL of the email provider's API." group:"messaging"`
@@ -156,6 +159,11 @@ func (s *Settings) Validate() error {
 	if err := s.validateSecrets(); err != nil {
 		return err
 	}
+	if s.StorageURL != "" {
+		if err := s.storage().Validate(); err != nil {
+			return configError("storage-url", "does not serve: %v", err)
+		}
+	}
 	if _, err := s.webhookGuard(); err != nil {
 		return err
 	}
@@ -203,6 +211,10 @@ func (s *Settings) NeedStores() error {
 		if !have {
 			return configError(name, "is not set (`carril dev` runs everything by itself)")
 		}
+	}
+	// Not in Validate: a secret may come from a file, which is read later.
+	if (s.StorageAccessKey == "") != (s.StorageSecretKey == "") {
+		return configError("storage-access-key", "goes with storage-secret-key")
 	}
 	return nil
 }

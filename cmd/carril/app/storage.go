@@ -1,0 +1,79 @@
+package app
+
+import (
+	"context"
+
+	"github.com/softcrum/carril/internal/lease"
+	"github.com/softcrum/carril/internal/storage"
+	"github.com/softcrum/carril/processor/archive"
+)
+
+// storage is where exports go, as the settings say.
+func (s *Settings) storage() storage.Config {
+	return storage.Config{URL: s.StorageURL, AccessKey: s.StorageAccessKey, SecretKey: s.StorageSecretKey}
+}
+
+// OpenStorage opens the settings' storage, or another by its URL; what is wrong
+// with it is a fault of the configuration.
+func (s *Settings) OpenStorage(url string) (storage.Store, error) {
+	c := s.storage()
+	if url != "" {
+		c.URL = url
+	}
+	if c.URL == "" {
+		return nil, configError("CARRIL_STORAGE_URL", "is not set")
+	}
+	store, err := storage.Open(c)
+	if err != nil {
+		return nil, configError("storage-url", "does not serve: %v", err)
+	}
+	return store, nil
+}
+
+// files gives the storage of exports, one for all roles of the process; nil
+// where the settings name none.
+func (a *App) files() (storage.Store, error) {
+	if a.store != nil || a.set.StorageURL == "" {
+		return a.store, nil
+	}
+	s, err := a.set.OpenStorage("")
+	if err != nil {
+		return nil, err
+	}
+	a.stack.OnStop("storage", func() { _ = s.Close() }) // only connections and handles
+	a.store = s
+	return s, nil
+}
+
+// archive makes exports in the settings' storage, over a pool of its own: a
+// transaction lasts as long as an export. nil where there is no storage.
+func (a *App) archive(ctx context.Context) (*archive.Archive, error) {
+	s, err := a.files()
+	if err != nil || s == nil {
+		return nil, err
+	}
+	pool, err := a.pool(ctx, "exports", a.set.direct(), 6)
+	if err != nil {
+		return nil, err
+	}
+	return archive.New(archive.Config{Compression: archive.Compression(a.set.ExportCompression)}, archive.Deps{Pool: pool, Storage: s, Log: a.log})
+}
+
+// startExports makes what tenants asked to be exported.
+func (a *App) startExports(ctx context.Context) error {
+	arch, err := a.archive(ctx)
+	if err != nil {
+		return err
+	}
+	if arch == nil {
+		a.log.Warn("without storage-url nothing is exported")
+		return nil
+	}
+	job := archive.NewJob(archive.JobConfig{}, arch, a.reg)
+	a.stack.Go(lifecyclePart("exports", func(ctx context.Context) error {
+		return lease.Run(ctx, a.direct, lease.Config{Name: "maintain:exports", Holder: owner()}, a.log, func(ctx context.Context, _ *lease.Lease) error {
+			return job.Run(ctx)
+		})
+	}))
+	return nil
+}
