@@ -170,10 +170,11 @@ func (retentionStatusCmd) Help() string {
 
 func (c retentionStatusCmd) Run(e *environment) error {
 	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
-		job, err := e.retention(pool)
+		job, done, err := e.retention(pool)
 		if err != nil {
 			return err
 		}
+		defer done()
 		s, err := job.Status(ctx, c.Recent)
 		if err != nil {
 			return err
@@ -185,12 +186,12 @@ func (c retentionStatusCmd) Run(e *environment) error {
 	})
 }
 
-func (e *environment) retention(pool *pgxpool.Pool) (*retention.Job, error) {
-	exporter, err := app.NewExporter(e.set, pool)
+func (e *environment) retention(pool *pgxpool.Pool) (job *retention.Job, done func(), err error) {
+	exporter, done, err := app.LeafExporter(e.set, pool, e.log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return retention.NewJob(retention.Config{}, retention.Deps{Pool: pool, Exporter: exporter, Log: e.log}), nil
+	return retention.NewJob(retention.Config{}, retention.Deps{Pool: pool, Exporter: exporter, Log: e.log}), done, nil
 }
 
 func (e *environment) printRetention(s *retention.Status) error {
@@ -231,10 +232,11 @@ func (c retentionRunCmd) Run(e *environment) error {
 		return retentionStatusCmd{}.Run(e)
 	}
 	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
-		job, err := e.retention(pool)
+		job, done, err := e.retention(pool)
 		if err != nil {
 			return err
 		}
+		defer done()
 		l, err := lease.Take(ctx, pool, lease.Config{Name: retention.Lease, Holder: "carril retention run"})
 		if errors.Is(err, lease.ErrHeld) {
 			return errors.New("another process is at it: see carril retention status")
@@ -271,7 +273,7 @@ func (e *environment) runRetention(ctx context.Context, pool *pgxpool.Pool, job 
 func (e *environment) withDatabase(do func(ctx context.Context, pool *pgxpool.Pool) error) error {
 	ctx, stop := signals()
 	defer stop()
-	pool, err := e.database(ctx)
+	pool, err := e.databaseOf(ctx, 4)
 	if err != nil {
 		return err
 	}

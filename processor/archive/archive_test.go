@@ -435,7 +435,7 @@ func TestRewrite(t *testing.T) {
 		name, d, err := a.Export(t.Context(), l)
 		require.NoError(t, err)
 		before := s.manifest(name)
-		require.NoError(t, a.Rewrite(t.Context(), name, takeOut(s.tenants[0])))
+		require.NoError(t, a.Rewrite(t.Context(), name, uuid.Nil, takeOut(s.tenants[0])))
 		after := s.manifest(name)
 		require.Equal(t, d.Rows-1, after.Rows)
 		require.Equal(t, 1, after.Rewrites)
@@ -460,7 +460,7 @@ func TestRewrite(t *testing.T) {
 			require.Equal(t, *o.TenantID == s.tenants[1] && strings.Contains(lines, `"key-3-`), strings.Contains(lines, erased))
 		}
 		was := s.objects("")
-		require.NoError(t, a.Rewrite(t.Context(), name, takeOut(s.tenants[0])), "again")
+		require.NoError(t, a.Rewrite(t.Context(), name, uuid.Nil, takeOut(s.tenants[0])), "again")
 		require.Equal(t, was, s.objects(""), "changes nothing")
 	})
 	t.Run("MayTakeOutEverything", func(t *testing.T) {
@@ -471,7 +471,7 @@ func TestRewrite(t *testing.T) {
 		l, a := s.detach(), s.archive(archive.Config{ObjectBytes: 500_000})
 		name, _, err := a.Export(t.Context(), l)
 		require.NoError(t, err)
-		require.NoError(t, a.Rewrite(t.Context(), name, func(of uuid.UUID, row []byte) ([]byte, bool, error) { return row, of != s.tenants[0], nil }))
+		require.NoError(t, a.Rewrite(t.Context(), name, uuid.Nil, func(of uuid.UUID, row []byte) ([]byte, bool, error) { return row, of != s.tenants[0], nil }))
 		m := s.manifest(name)
 		require.Equal(t, int64(3), m.Rows)
 		for _, o := range m.Objects {
@@ -489,9 +489,9 @@ func TestRewrite(t *testing.T) {
 		require.NoError(t, err)
 		before := s.objects("")
 		refused := errors.New("no")
-		require.ErrorIs(t, a.Rewrite(t.Context(), name, func(uuid.UUID, []byte) ([]byte, bool, error) { return nil, false, refused }), refused)
+		require.ErrorIs(t, a.Rewrite(t.Context(), name, uuid.Nil, func(uuid.UUID, []byte) ([]byte, bool, error) { return nil, false, refused }), refused)
 		for _, bad := range []string{"", "{", "{}\n{}", "{\n}"} {
-			require.ErrorIs(t, a.Rewrite(t.Context(), name, func(uuid.UUID, []byte) ([]byte, bool, error) { return []byte(bad), true, nil }), archive.ErrMismatch)
+			require.ErrorIs(t, a.Rewrite(t.Context(), name, uuid.Nil, func(uuid.UUID, []byte) ([]byte, bool, error) { return []byte(bad), true, nil }), archive.ErrMismatch)
 		}
 		require.Equal(t, before, s.objects(""))
 		_, err = a.Verify(t.Context(), name)

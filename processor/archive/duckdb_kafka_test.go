@@ -95,7 +95,7 @@ func TestOnS3(t *testing.T) {
 		require.True(t, strings.HasPrefix(o.StorageDigest, "etag:"))
 	}
 	s.kill(child{Do: "rewrite", Manifest: name, Erase: `"key-4-`, Point: archive.PointReplaced, Nth: 2})
-	require.NoError(t, a.Rewrite(t.Context(), name, without(`"key-4-`)))
+	require.NoError(t, a.Rewrite(t.Context(), name, uuid.Nil, without(`"key-4-`)))
 	verified, err = a.Verify(t.Context(), name)
 	require.NoError(t, err)
 	require.Equal(t, d.Rows-3, verified.Rows)

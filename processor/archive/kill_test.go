@@ -58,7 +58,7 @@ func exportUntilKilled(raw string) {
 	case "export":
 		_, _, err = a.Export(ctx, c.Leaf)
 	case "rewrite":
-		err = a.Rewrite(ctx, c.Manifest, without(c.Erase))
+		err = a.Rewrite(ctx, c.Manifest, uuid.Nil, without(c.Erase))
 	case "run":
 		_, err = a.Run(ctx, c.Request, false)
 	}
@@ -141,7 +141,7 @@ func TestKill(t *testing.T) {
 			s.kill(c)
 			_, err = a.Verify(t.Context(), c.Manifest)
 			require.NoError(t, err, "whole at any moment")
-			require.NoError(t, a.Rewrite(t.Context(), c.Manifest, without(c.Erase)))
+			require.NoError(t, a.Rewrite(t.Context(), c.Manifest, uuid.Nil, without(c.Erase)))
 			verified, err := a.Verify(t.Context(), c.Manifest)
 			require.NoError(t, err)
 			require.Equal(t, int64(27), verified.Rows)

@@ -145,7 +145,7 @@ func (w *leafWriter) abort() {
 // after it was exported. A crash in the middle is finished by a second call, or
 // by the next export of the same run.
 func (a *Archive) Discard(ctx context.Context, manifest string) error {
-	if err := a.deps.Storage.Delete(ctx, manifest); err != nil {
+	if err := a.deps.Storage.Delete(ctx, manifest); err != nil && !errors.Is(err, storage.ErrNotFound) {
 		return fmt.Errorf("discard an export: %w", err)
 	}
 	return a.sweep(ctx, path.Dir(manifest), nil)

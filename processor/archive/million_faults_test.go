@@ -80,7 +80,7 @@ func TestFaultMillion(t *testing.T) {
 		if c == archive.Zstd {
 			person := child{Do: "rewrite", Config: cfg, Manifest: name, Erase: `"key-777-`, Point: archive.PointReplaced}
 			s.kill(person)
-			step("rewrite", func() { require.NoError(t, a.Rewrite(t.Context(), name, without(person.Erase))) })
+			step("rewrite", func() { require.NoError(t, a.Rewrite(t.Context(), name, uuid.Nil, without(person.Erase))) })
 			d, err := a.Verify(t.Context(), name)
 			require.NoError(t, err)
 			require.Equal(t, int64(rows-3), d.Rows)

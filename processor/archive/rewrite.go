@@ -18,19 +18,20 @@ import (
 // value.
 type Keep func(tenant uuid.UUID, row []byte) ([]byte, bool, error)
 
-// Rewrite changes the rows of an export, for the erasure of a person: an object
+// Rewrite changes the rows of an export, of one tenant or of all (uuid.Nil), for
+// the erasure of a person: an object
 // that has a row to change is written anew under another name and read back, the
 // manifest is replaced by one that names it, and the old object is deleted. When
 // it returns nil no object of the export holds what keep took out. Killed in the
 // middle it is called again with the same keep, and finishes: what nothing names
 // is deleted first and last. One at a time works on an export, whatever the
 // number of processes.
-func (a *Archive) Rewrite(ctx context.Context, manifest string, keep Keep) error {
+func (a *Archive) Rewrite(ctx context.Context, manifest string, of uuid.UUID, keep Keep) error {
 	err := pgx.BeginFunc(ctx, a.deps.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('carril.archive:' || $1, 0))`, manifest); err != nil {
 			return fmt.Errorf("wait for another's rewrite: %w", err)
 		}
-		return a.rewrite(ctx, manifest, keep)
+		return a.rewrite(ctx, manifest, of, keep)
 	})
 	if err != nil {
 		return fmt.Errorf("rewrite %s: %w", manifest, err)
@@ -38,7 +39,7 @@ func (a *Archive) Rewrite(ctx context.Context, manifest string, keep Keep) error
 	return nil
 }
 
-func (a *Archive) rewrite(ctx context.Context, manifest string, keep Keep) error {
+func (a *Archive) rewrite(ctx context.Context, manifest string, of uuid.UUID, keep Keep) error {
 	m, err := ReadManifest(ctx, a.deps.Storage, manifest)
 	if err != nil {
 		return err
@@ -53,9 +54,11 @@ func (a *Archive) rewrite(ctx context.Context, manifest string, keep Keep) error
 	var done int64
 	for i := 0; i < len(m.Objects); i++ {
 		o := m.Objects[i]
-		changes, err := a.changes(ctx, m, dir, o, keep)
-		if err != nil {
-			return err
+		changes := false
+		if of == uuid.Nil || of == *o.TenantID {
+			if changes, err = a.changes(ctx, m, dir, o, keep); err != nil {
+				return err
+			}
 		}
 		if changes {
 			before := len(m.Objects)

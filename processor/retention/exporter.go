@@ -35,4 +35,7 @@ type Exporter interface {
 	// DigestTable is of the table as it stands, under the caller's lock: the same
 	// rows and digest as Export's.
 	DigestTable(ctx context.Context, tx pgx.Tx, table string) (Digest, error)
+	// Discard removes an export that stands for nothing, whole or in part; none is
+	// left there in the end.
+	Discard(ctx context.Context, manifest string) error
 }

@@ -102,6 +102,16 @@ func (s *store) DigestTable(ctx context.Context, tx pgx.Tx, table string) (reten
 	return digest(content, n), errors.Join(err, s.after("digest"))
 }
 
+func (s *store) Discard(_ context.Context, manifest string) error {
+	if err := s.before("discard"); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.objects, manifest)
+	s.mu.Unlock()
+	return s.after("discard")
+}
+
 // now is the tests' clock: leaves of class 13 up to September 2025 are due.
 var now = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 

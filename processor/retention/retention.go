@@ -191,7 +191,7 @@ func (j *Job) RunOnce(ctx context.Context) (Result, error) {
 	if err != nil {
 		return res, j.counted(err)
 	}
-	err = errors.Join(j.leaves(ctx, &res), j.sweepEmpty(ctx, &res), j.trim(ctx, &res), j.standing(ctx, &res))
+	err = errors.Join(j.leaves(ctx, &res), j.discard(ctx), j.sweepEmpty(ctx, &res), j.trim(ctx, &res), j.standing(ctx, &res))
 	if m := j.deps.Metrics; m != nil {
 		m.due.Set(float64(res.Due))
 		m.detached.Set(float64(res.Open))
@@ -201,6 +201,30 @@ func (j *Job) RunOnce(ctx context.Context) (Result, error) {
 		}
 	}
 	return res, err
+}
+
+// discard removes exports that rows changed after: an erased person may be in
+// them.
+func (j *Job) discard(ctx context.Context) error {
+	if j.deps.Exporter == nil {
+		return nil
+	}
+	db := processordb.New(j.deps.Pool)
+	void, err := db.SupersededExports(ctx)
+	if err != nil {
+		return fmt.Errorf("read the retention ledger: %w", err)
+	}
+	var errs []error
+	for _, e := range void {
+		err := j.deps.Exporter.Discard(ctx, e.Manifest)
+		if err == nil {
+			err = db.ForgetExport(ctx, processordb.ForgetExportParams{Manifest: e.Manifest, RunID: e.RunID})
+		}
+		if err != nil {
+			errs = append(errs, j.counted(fmt.Errorf("discard export %s: %w", e.Manifest, err)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // leaves brings every leaf as far as it goes.

@@ -25,8 +25,7 @@ import (
 	"github.com/softcrum/carril/internal/storage"
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/internal/taxonomy"
-	"github.com/softcrum/carril/processor/erasure"
-	"github.com/softcrum/carril/processor/retention"
+	"github.com/softcrum/carril/processor/archive"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -67,12 +66,11 @@ type App struct {
 	forget        map[string][]func() // by configuration table
 	watcher       *bucket.Limiter
 	schemas       *taxonomy.Registry // nil until a role asks for it
-	exports       erasure.Exports    // what retention wrote; nil: none are stored
 	store         storage.Store      // nil until a role asks for it
+	archived      *archive.Archive   // likewise
 	readies       []readiness
 	stopping      atomic.Bool
-	months        bool               // readiness asks for the months ahead
-	exporter      retention.Exporter // nil until maintain makes it; nil afterwards: no storage
+	months        bool // readiness asks for the months ahead
 
 	// API and Ops are the bound addresses, as URLs; empty where the role has none.
 	API, Ops string

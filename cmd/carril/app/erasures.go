@@ -23,7 +23,15 @@ func (a *App) startErasures(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	deps := erasure.Deps{Pool: pool, Lanes: lanes, Exports: a.exports, Now: time.Now, Log: a.log, Metrics: erasure.NewMetrics(a.reg)}
+	arch, err := a.archive(ctx)
+	if err != nil {
+		return err
+	}
+	var exports erasure.Exports // none are stored where there is no storage
+	if arch != nil {
+		exports = arch
+	}
+	deps := erasure.Deps{Pool: pool, Lanes: lanes, Exports: exports, Now: time.Now, Log: a.log, Metrics: erasure.NewMetrics(a.reg)}
 	for name, run := range map[string]func(context.Context) error{
 		"erasure":   erasure.NewJob(erasure.Config{}, deps).Run,
 		"anonymous": erasure.NewClock(erasure.ClockConfig{}, erasure.Config{}, deps).Run,

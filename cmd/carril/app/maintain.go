@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/softcrum/carril/dispatcher/feeder"
 	"github.com/softcrum/carril/dispatcher/lane"
 	"github.com/softcrum/carril/dispatcher/rail"
@@ -63,12 +61,6 @@ func (a *App) startMaintain(ctx context.Context) error {
 	return a.startMatcher(ctx)
 }
 
-// NewExporter makes what retention exports with; nil: there is no storage, and
-// then no leaf is exported or dropped.
-func NewExporter(_ Settings, _ *pgxpool.Pool) (retention.Exporter, error) {
-	return nil, nil //nolint:nilnil // no storage is a state, not a failure
-}
-
 // startRetention runs the retention job, on a pool of its own: an export reads a
 // month.
 func (a *App) startRetention(ctx context.Context) error {
@@ -76,12 +68,11 @@ func (a *App) startRetention(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if a.exporter == nil {
-		if a.exporter, err = NewExporter(a.set, pool); err != nil {
-			return err
-		}
+	exporter, err := a.leaves(ctx)
+	if err != nil {
+		return err
 	}
-	job := retention.NewJob(retention.Config{}, retention.Deps{Pool: pool, Exporter: a.exporter, Log: a.log, Metrics: retention.NewMetrics(a.reg)})
+	job := retention.NewJob(retention.Config{}, retention.Deps{Pool: pool, Exporter: exporter, Log: a.log, Metrics: retention.NewMetrics(a.reg)})
 	a.stack.Go(lifecyclePart("retention", func(ctx context.Context) error {
 		return lease.Run(ctx, a.direct, lease.Config{Name: retention.Lease, Holder: owner()}, a.log, func(ctx context.Context, _ *lease.Lease) error {
 			return job.Run(ctx)

@@ -2,10 +2,16 @@ package app
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/softcrum/carril/internal/lease"
 	"github.com/softcrum/carril/internal/storage"
 	"github.com/softcrum/carril/processor/archive"
+	"github.com/softcrum/carril/processor/retention"
 )
 
 // storage is where exports go, as the settings say.
@@ -48,6 +54,9 @@ func (a *App) files() (storage.Store, error) {
 // archive makes exports in the settings' storage, over a pool of its own: a
 // transaction lasts as long as an export. nil where there is no storage.
 func (a *App) archive(ctx context.Context) (*archive.Archive, error) {
+	if a.archived != nil {
+		return a.archived, nil
+	}
 	s, err := a.files()
 	if err != nil || s == nil {
 		return nil, err
@@ -56,7 +65,52 @@ func (a *App) archive(ctx context.Context) (*archive.Archive, error) {
 	if err != nil {
 		return nil, err
 	}
-	return archive.New(archive.Config{Compression: archive.Compression(a.set.ExportCompression)}, archive.Deps{Pool: pool, Storage: s, Log: a.log})
+	a.archived, err = archive.New(archive.Config{Compression: archive.Compression(a.set.ExportCompression)}, archive.Deps{Pool: pool, Storage: s, Log: a.log})
+	return a.archived, err
+}
+
+// leaves is the archive as retention knows it; nil: there is no storage, and no
+// leaf is exported or dropped.
+func (a *App) leaves(ctx context.Context) (retention.Exporter, error) {
+	arch, err := a.archive(ctx)
+	if err != nil || arch == nil {
+		return nil, err
+	}
+	return leaves{arch}, nil
+}
+
+// LeafExporter makes what a command exports leaves with; nil where the settings
+// name no storage. done ends it.
+func LeafExporter(set Settings, pool *pgxpool.Pool, log *slog.Logger) (e retention.Exporter, done func(), err error) {
+	if set.StorageURL == "" {
+		return nil, func() {}, nil
+	}
+	store, err := set.OpenStorage("")
+	if err != nil {
+		return nil, nil, err
+	}
+	arch, err := archive.New(archive.Config{Compression: archive.Compression(set.ExportCompression)}, archive.Deps{Pool: pool, Storage: store, Log: log})
+	if err != nil {
+		return nil, nil, errors.Join(err, store.Close())
+	}
+	return leaves{arch}, func() { _ = store.Close() }, nil // only connections and handles
+}
+
+type leaves struct{ *archive.Archive }
+
+func (l leaves) Export(ctx context.Context, leaf retention.Leaf) (string, retention.Digest, error) {
+	manifest, d, err := l.Archive.Export(ctx, archive.Leaf(leaf))
+	return manifest, retention.Digest(d), err
+}
+
+func (l leaves) Verify(ctx context.Context, manifest string) (retention.Digest, error) {
+	d, err := l.Archive.Verify(ctx, manifest)
+	return retention.Digest(d), err
+}
+
+func (l leaves) DigestTable(ctx context.Context, tx pgx.Tx, table string) (retention.Digest, error) {
+	d, err := l.Archive.DigestTable(ctx, tx, table)
+	return retention.Digest(d), err
 }
 
 // startExports makes what tenants asked to be exported.

@@ -127,6 +127,21 @@ func (q *Queries) ExportAgain(ctx context.Context, arg ExportAgainParams) (int64
 	return result.RowsAffected(), nil
 }
 
+const forgetExport = `-- name: ForgetExport :exec
+UPDATE core.retention_ledger SET superseded = array_remove(superseded, $1::text) WHERE run_id = $2
+`
+
+type ForgetExportParams struct {
+	Manifest string
+	RunID    uuid.UUID
+}
+
+// That such an export is no more.
+func (q *Queries) ForgetExport(ctx context.Context, arg ForgetExportParams) error {
+	_, err := q.db.Exec(ctx, forgetExport, arg.Manifest, arg.RunID)
+	return err
+}
+
 const hasGrown = `-- name: HasGrown :one
 SELECT core.has_grown($1, $2)::boolean AS grown
 `
@@ -172,6 +187,39 @@ func (q *Queries) LeafExported(ctx context.Context, arg LeafExportedParams) (int
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const leafExports = `-- name: LeafExports :many
+SELECT parent, object::text AS manifest FROM core.retention_ledger WHERE object IS NOT NULL
+UNION ALL
+SELECT parent, unnest(superseded)::text FROM core.retention_ledger WHERE superseded <> '{}'
+ORDER BY 2
+`
+
+type LeafExportsRow struct {
+	Parent   string
+	Manifest string
+}
+
+// Every export that there is of leaves, those that stand for nothing too.
+func (q *Queries) LeafExports(ctx context.Context) ([]LeafExportsRow, error) {
+	rows, err := q.db.Query(ctx, leafExports)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []LeafExportsRow
+	for rows.Next() {
+		var i LeafExportsRow
+		if err := rows.Scan(&i.Parent, &i.Manifest); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const leafTrouble = `-- name: LeafTrouble :exec
@@ -347,6 +395,36 @@ func (q *Queries) RecentLeaves(ctx context.Context, maxRows int64) ([]CoreRetent
 			&i.ExportedAt,
 			&i.Trouble,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const supersededExports = `-- name: SupersededExports :many
+SELECT run_id, unnest(superseded)::text AS manifest FROM core.retention_ledger WHERE superseded <> '{}' ORDER BY run_id
+`
+
+type SupersededExportsRow struct {
+	RunID    uuid.UUID
+	Manifest string
+}
+
+// Exports that stand for nothing any more, since rows changed after them.
+func (q *Queries) SupersededExports(ctx context.Context) ([]SupersededExportsRow, error) {
+	rows, err := q.db.Query(ctx, supersededExports)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []SupersededExportsRow
+	for rows.Next() {
+		var i SupersededExportsRow
+		if err := rows.Scan(&i.RunID, &i.Manifest); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -72,3 +72,18 @@ DELETE FROM core.warnings w WHERE w.tenant_id = @tenant_id AND w.warning_id = AN
 -- name: DeleteConflicts :execrows
 DELETE FROM core.idempotency_conflicts c WHERE c.tenant_id = @tenant_id AND c.recorded_at < @before AND c.conflict_id = ANY (ARRAY(
     SELECT o.conflict_id FROM core.idempotency_conflicts o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
+
+-- Exports that stand for nothing any more, since rows changed after them.
+-- name: SupersededExports :many
+SELECT run_id, unnest(superseded)::text AS manifest FROM core.retention_ledger WHERE superseded <> '{}' ORDER BY run_id;
+
+-- That such an export is no more.
+-- name: ForgetExport :exec
+UPDATE core.retention_ledger SET superseded = array_remove(superseded, sqlc.arg(manifest)::text) WHERE run_id = @run_id;
+
+-- Every export that there is of leaves, those that stand for nothing too.
+-- name: LeafExports :many
+SELECT parent, object::text AS manifest FROM core.retention_ledger WHERE object IS NOT NULL
+UNION ALL
+SELECT parent, unnest(superseded)::text FROM core.retention_ledger WHERE superseded <> '{}'
+ORDER BY 2;
