@@ -2,8 +2,6 @@ package pg
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"testing"
@@ -226,10 +224,10 @@ func TestTxCommitOfUnknownOutcome(t *testing.T) { // faults F17
 				return tx.Commit(t.Context())
 			}
 			require.NoError(t, write(1)) // its statements are prepared from here on
-			cut := proxy.CutOnPattern(prepared(commit), when)
+			cut := proxy.CutOnPattern(testkit.Prepared(commit), when)
 			err = write(2)
 			var pe *pgconn.PgError
-			require.False(t, errors.As(err, &pe), "the server answered nothing")
+			require.NotErrorAs(t, err, &pe, "the server answered nothing")
 			require.Error(t, err)
 			require.NotErrorIs(t, err, ErrRolledBack)
 			<-cut
@@ -245,11 +243,4 @@ func TestTxCommitOfUnknownOutcome(t *testing.T) { // faults F17
 			require.NoError(t, write(3), "the pool has thrown the connection away")
 		})
 	}
-}
-
-// prepared is the name under which pgx keeps a statement: what a client sends of
-// it, its first time aside.
-func prepared(sql string) []byte {
-	sum := sha256.Sum256([]byte(sql))
-	return []byte("stmtcache_" + hex.EncodeToString(sum[:24]))
 }

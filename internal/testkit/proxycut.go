@@ -2,6 +2,8 @@ package testkit
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"io"
 	"net"
 	"sync"
@@ -127,4 +129,12 @@ func (l *link) close() {
 			_ = conn.Close()
 		}
 	}
+}
+
+// Prepared is the name under which a client of ours keeps a statement: what it
+// sends of one, the first time on each connection aside. A stage's COMMIT is one,
+// since it travels with the statements before it.
+func Prepared(sql string) []byte {
+	sum := sha256.Sum256([]byte(sql))
+	return []byte("stmtcache_" + hex.EncodeToString(sum[:24]))
 }

@@ -1,8 +1,6 @@
 package eventlog_test
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -74,8 +72,7 @@ func TestAppendWithRandomCrashes(t *testing.T) { // FS-CORE-0006 AC2
 	for _, slug := range []string{"one", "two"} {
 		stories = append(stories, &story{tenant: b.AddTenant(slug, "starter"), bodies: map[string]map[string]bool{}, person: map[uuid.UUID]int{}})
 	}
-	commit := sha256.Sum256([]byte("commit")) // pgx sends a prepared statement by this name
-	pattern := []byte("stmtcache_" + hex.EncodeToString(commit[:24]))
+	pattern := testkit.Prepared("commit")
 	stop := run(b)
 	rows := 0
 	for range 5 {

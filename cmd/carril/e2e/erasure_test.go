@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 )
@@ -66,6 +68,10 @@ func holding(t *testing.T, url, word string) (places []string) {
 		rows, err := conn.Query(ctx, fmt.Sprintf(`SELECT %s FROM %s WHERE %s IS NOT NULL`, value, c.Table, c.Name))
 		require.NoError(t, err)
 		values, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
+		var gone *pgconn.PgError
+		if errors.As(err, &gone) && gone.Code == "42P01" { // a day that has served its time went meanwhile
+			continue
+		}
 		require.NoError(t, err, c.Table)
 		if slices.ContainsFunc(values, func(v []byte) bool {
 			plain, _ := dec.DecodeAll(v, nil) // most are not compressed

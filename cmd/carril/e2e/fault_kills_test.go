@@ -63,7 +63,7 @@ func TestFaultProcessKilledAtEveryStep(t *testing.T) {
 	// P4: COMMIT is sent, and its process dies before the answer.
 	p := f.stages("p0")
 	f.awaitAcked(50)
-	cut := f.proxy.CutOnPattern([]byte("commit"), testkit.After)
+	cut := f.proxy.CutOnPattern(testkit.Prepared("commit"), testkit.After)
 	<-cut
 	p.kill()
 	f.figure("P:commit sent")

@@ -33,7 +33,7 @@ func TestFaultCommitCut(t *testing.T) {
 	for i := range 20 {
 		when := []testkit.When{testkit.Before, testkit.After}[i%2]
 		select {
-		case <-f.proxy.CutOnPattern([]byte("commit"), when):
+		case <-f.proxy.CutOnPattern(testkit.Prepared("commit"), when):
 			cuts[when]++
 		case <-time.After(time.Minute):
 			require.Fail(t, "no commit came by")
