@@ -1,6 +1,7 @@
 package eventlog_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"testing"
