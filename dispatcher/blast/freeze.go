@@ -57,13 +57,18 @@ const candidatesSQL = `WITH c AS MATERIALIZED (
     ORDER BY c.contact_id LIMIT $5
 )
 SELECT c.contact_id, c.matches, coalesce(k.granted, false), a.value,
-    EXISTS (SELECT FROM messaging.suppressions s WHERE s.tenant_id = $1 AND s.channel = $3 AND s.address = a.value)
+    a.value IS NOT NULL AND EXISTS (SELECT FROM messaging.suppressions s WHERE s.tenant_id = $1 AND s.channel = $3 AND s.address = a.value)
 FROM c
-LEFT JOIN LATERAL (SELECT k.granted FROM messaging.consents k WHERE c.matches AND k.tenant_id = $1 AND k.channel = $3 AND k.purpose = 'marketing'
-    AND k.contact_id IN (SELECT c.contact_id UNION ALL SELECT m.from_contact FROM core.contact_merges m WHERE m.tenant_id = $1 AND m.into_contact = c.contact_id AND m.undone_at IS NULL)
-    ORDER BY k.changed_at DESC LIMIT 1) k ON true
-LEFT JOIN LATERAL (SELECT i.value FROM core.contact_identifiers i WHERE i.tenant_id = $1 AND i.contact_id = c.contact_id AND i.kind = $6
-    ORDER BY i.created_at DESC, i.value LIMIT 1) a ON k.granted
+LEFT JOIN LATERAL (SELECT w.granted FROM (
+        (SELECT k.granted, k.changed_at FROM messaging.consents k WHERE k.tenant_id = $1 AND k.contact_id = c.contact_id AND k.channel = $3 AND k.purpose = 'marketing'
+            ORDER BY k.changed_at DESC LIMIT 1)
+        UNION ALL
+        (SELECT k.granted, k.changed_at FROM core.contact_merges m JOIN messaging.consents k ON k.tenant_id = $1 AND k.contact_id = m.from_contact
+            WHERE m.tenant_id = $1 AND m.into_contact = c.contact_id AND m.undone_at IS NULL AND k.channel = $3 AND k.purpose = 'marketing'
+            ORDER BY k.changed_at DESC LIMIT 1)
+    ) w WHERE c.matches ORDER BY w.changed_at DESC LIMIT 1) k ON true
+LEFT JOIN LATERAL (SELECT i.value FROM core.contact_identifiers i WHERE k.granted AND i.tenant_id = $1 AND i.contact_id = c.contact_id AND i.kind = $6
+    ORDER BY i.created_at DESC, i.value LIMIT 1) a ON true
 ORDER BY c.contact_id`
 
 func candidates(ctx context.Context, db querier, tenant uuid.UUID, channel string, traits json.RawMessage, after uuid.UUID, limit int) ([]*candidate, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/dispatcher/blast"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/schemas"
 )
@@ -140,7 +141,7 @@ WHERE blast_id = $1 AND position >= $2 ORDER BY position LIMIT $3`
 	)
 	at := b.StartedAt.UTC().Truncate(time.Millisecond)
 	_, err = pgx.ForEachRow(rows, []any{&position, &contact, &address, &own}, func() error {
-		vars, err := merge(b.Variables, own)
+		vars, err := blast.Merge(b.Variables, own)
 		if err != nil {
 			return err
 		}
@@ -165,18 +166,4 @@ WHERE blast_id = $1 AND position >= $2 ORDER BY position LIMIT $3`
 		return nil, fmt.Errorf("count a blast's fed recipients: %w", err)
 	}
 	return out, nil
-}
-
-// merge lays a recipient's variables over the blast's.
-func merge(base, over json.RawMessage) (json.RawMessage, error) {
-	vars := map[string]json.RawMessage{}
-	for _, raw := range []json.RawMessage{base, over} {
-		if len(raw) == 0 {
-			continue
-		}
-		if err := json.Unmarshal(raw, &vars); err != nil {
-			return nil, fmt.Errorf("read a blast's variables: %w", err)
-		}
-	}
-	return json.Marshal(vars)
 }

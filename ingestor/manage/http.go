@@ -41,6 +41,7 @@ type Deps struct {
 	Rules          Rules       // nil: the routes are absent
 	Templates      Templates   // nil: the routes are absent
 	Permissions    Permissions // nil: the routes are absent
+	Blasts         Blasts      // nil: the routes are absent
 	Channels       []string    // that the platform has
 	Log            *slog.Logger
 }
@@ -79,6 +80,9 @@ func (m *Routes) Mount(r chi.Router) {
 	}
 	if m.deps.Permissions != nil {
 		m.mountPermissions(r)
+	}
+	if m.deps.Blasts != nil {
+		m.mountBlasts(r)
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

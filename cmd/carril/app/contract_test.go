@@ -46,7 +46,7 @@ func TestContractNamesEveryRoute(t *testing.T) {
 	metrics, err := httpserver.NewMetrics(reg)
 	require.NoError(t, err)
 	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Rules: rule.NewStore(nil),
-		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil)})
+		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil), Blasts: blasts{}})
 	var mounted []string
 	require.NoError(t, chi.Walk(apiRouter(metrics, api, reads, http.NotFoundHandler()), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // the GET of the document says it
