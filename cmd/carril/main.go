@@ -39,6 +39,7 @@ type cli struct {
 	Tenant  tenantCmd  `cmd:"" help:"Make and list tenants."`
 	Key     keyCmd     `cmd:"" help:"Make, rotate and revoke API keys."`
 	Rules   rulesCmd   `cmd:"" help:"Write tenants' rules, and try them over past events."`
+	Blast   blastCmd   `cmd:"" help:"Make, feed, start and follow tenants' blasts."`
 	Sender  senderCmd  `cmd:"" help:"Verify, pause and resume tenants' senders."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`
 	Dlq     dlqCmd     `cmd:"" name:"dlq" help:"Read the dead letters."`
