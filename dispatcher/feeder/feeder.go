@@ -39,7 +39,8 @@ type Config struct {
 	Round       int           // batches of one transaction; default 20
 	LeaseLife   time.Duration // default 5 s
 	SettleAfter int           // a blast's first sends, after which it waits for their outcomes; default 500; negative: never
-	SettleShare float64       // of them with an outcome before it goes on; default 0.8
+	SettleShare float64       // of them with an outcome before it goes on, once SettleLeast has passed; default 0.8
+	SettleLeast time.Duration // before which nearly all must have one: deliveries are reported at once, bounces a minute later; default 2 min
 	SettleFor   time.Duration // longest it waits for that; default 15 min
 	Watch       time.Duration // how often the outcomes of running blasts are judged; default 2 s
 	Breaker     blast.Breaker // when outcomes pause a blast, and a tenant
@@ -91,6 +92,9 @@ func New(cfg Config, deps Deps) (*Feeder, error) {
 	}
 	if cfg.SettleShare == 0 {
 		cfg.SettleShare = 0.8
+	}
+	if cfg.SettleLeast == 0 {
+		cfg.SettleLeast = 2 * time.Minute
 	}
 	if cfg.SettleFor == 0 {
 		cfg.SettleFor = 15 * time.Minute

@@ -106,6 +106,10 @@ func (f *Feeder) fromBlast(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, b r
 	return f.recipients(ctx, tx, tenant, b)
 }
 
+// nearlyAll is the share of outcomes after which there is nothing to wait for:
+// what is missing would not change the verdict.
+const nearlyAll = 0.98
+
 // unsettled holds a blast back after its first sends until most of them have an
 // outcome: bounces come a minute after the mails leave, and everybody shares
 // one account.
@@ -117,7 +121,11 @@ func (f *Feeder) unsettled(ctx context.Context, tx pgx.Tx, b running) (bool, err
 	if err != nil {
 		return false, err
 	}
-	return float64(reported) < f.cfg.SettleShare*float64(b.Fed-never), nil
+	share := nearlyAll
+	if b.Since > f.cfg.SettleLeast {
+		share = f.cfg.SettleShare
+	}
+	return float64(reported) < share*float64(b.Fed-never), nil
 }
 
 func (f *Feeder) recipients(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, b running) ([]schemas.JobMessage, error) {

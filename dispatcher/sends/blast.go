@@ -97,6 +97,12 @@ func (r *blastRows) queue(b *pgx.Batch) {
 // have their outcome. Whoever replays a dead letter calls it in the transaction
 // that moves the job.
 func ReopenBlast(ctx context.Context, tx pgx.Tx, worker string, job uuid.UUID) error {
+	// The blast's row first: whoever ends it reads its counts under the same lock.
+	const lock = `SELECT b.state FROM messaging.blasts b WHERE b.blast_id IN (SELECT (j.payload -> 'messages' -> 0 ->> 'blast_id')::uuid
+    FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id = $3) FOR NO KEY UPDATE OF b`
+	if _, err := tx.Exec(ctx, lock, ids.Time(job), worker, job); err != nil {
+		return fmt.Errorf("reopen a blast's recipients: %w", err)
+	}
 	const sql = `WITH back AS (
     UPDATE messaging.blast_recipients r SET outcome = NULL, reason = NULL
     FROM core.processed_jobs j, jsonb_array_elements(j.payload -> 'messages') AS m
