@@ -157,7 +157,7 @@ func TestFoldingChangesNoSum(t *testing.T) {
 	for w := range 2 {
 		wg.Go(func() {
 			for i := w; i < 1_000; i += 2 {
-				if _, err := d.pool.Exec(ctx, `UPDATE messaging.blast_recipients SET outcome = 'sent' WHERE blast_id = $1 AND position IN ($2, $2 + 1)`, b.ID, 2*i); err != nil {
+				if _, err := d.pool.Exec(ctx, `UPDATE messaging.blast_recipients SET outcome = 'sent' WHERE blast_id = $1 AND position IN ($2::bigint, $2::bigint + 1)`, b.ID, 2*i); err != nil {
 					failed <- err
 					return
 				}
@@ -180,7 +180,8 @@ func TestFoldingChangesNoSum(t *testing.T) {
 		require.NoError(t, err)
 		folded += n
 	}
-	require.Empty(t, failed)
+	close(failed)
+	require.NoError(t, <-failed)
 	require.Positive(t, folded)
 	require.Equal(t, int64(2_000), d.exact(b.ID).Progress.Sent)
 	_, err = d.Fold(ctx)
