@@ -238,6 +238,7 @@ func (s *Store) dryRecipients(ctx context.Context, b *Blast, d *DryRun) error {
 		stride, d.Complete = b.Recipients/(dryRunLooks/chunk), false
 	}
 	var variables [][]byte
+	each := max(1, dryRunRenders/int(max(1, (b.Recipients+stride-1)/stride)))
 	for at, end := int64(0), time.Now().Add(dryRunFor); at < b.Recipients; at += stride {
 		if time.Now().After(end) {
 			d.Complete = false
@@ -247,9 +248,7 @@ func (s *Store) dryRecipients(ctx context.Context, b *Blast, d *DryRun) error {
 		if err != nil {
 			return err
 		}
-		if len(variables) < dryRunRenders {
-			variables = append(variables, vars[:min(len(vars), max(1, dryRunRenders*chunk/dryRunLooks))]...)
-		}
+		variables = append(variables, vars[:min(len(vars), each)]...)
 	}
 	return s.dryRender(ctx, b, d, variables)
 }
