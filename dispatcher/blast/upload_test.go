@@ -133,17 +133,19 @@ func TestUpload(t *testing.T) {
 		t.Parallel()
 		b := d.draft(Audience{Type: FromUpload})
 		body, upload := file(1, 2_300), ids.New()
-		var second *Upload
+		taken := false
 		_, err := d.Upload(ctx, d.tenant, b.ID, upload, csv, strings.NewReader(body), func(Upload) {
-			if second == nil {
-				second = &Upload{}
-				u, err := d.Upload(ctx, d.tenant, b.ID, upload, csv, strings.NewReader(body), nil)
-				require.NoError(t, err)
-				second = u
+			if !taken {
+				taken = true
+				_, err := d.Upload(ctx, d.tenant, b.ID, upload, csv, until(body, len(body)-100), nil) // which breaks off too
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 			}
 		})
 		require.Equal(t, "upload_taken_over", code(err))
-		require.Equal(t, int64(2_300), second.Taken)
+		d.exact(b.ID)
+		u, err := d.Upload(ctx, d.tenant, b.ID, upload, csv, strings.NewReader(body), nil)
+		require.NoError(t, err)
+		require.Equal(t, [2]int64{2_300, 0}, [2]int64{u.Taken, u.Duplicates})
 		require.Equal(t, int64(2_300), d.exact(b.ID).Recipients)
 	})
 
