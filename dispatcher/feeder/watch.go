@@ -2,77 +2,80 @@ package feeder
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
+
+	"github.com/softcrum/carril/dispatcher/blast"
 )
 
-// fewOutcomes is below what a share says nothing.
-const fewOutcomes = 50
+// foldEvery is how often the counts of blasts are folded.
+const foldEvery = 5 * time.Second
 
-// watch ends blasts that are done, and pauses those whose outcomes would cost
-// everybody the account: all tenants share one at the provider. A paused
-// blast's batches that are in the topic already are held by their claim.
-func (f *Feeder) watch(ctx context.Context) error {
-	wctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+// tend looks after the blasts of the channel until ctx ends: begins those whose
+// time has come, freezes audiences, pauses those whose outcomes would cost
+// everybody the account, ends those that are done. A paused blast's batches
+// that are in the topic already are held by their claim.
+func (f *Feeder) tend(ctx context.Context) {
+	tick := time.NewTicker(min(f.cfg.Watch, 500*time.Millisecond))
+	defer tick.Stop()
+	var watched, folded time.Time
+	for {
+		f.try(ctx, "begin scheduled blasts", func(ctx context.Context) error {
+			_, err := f.blasts.Due(ctx, f.cfg.Channel)
+			return err
+		})
+		f.try(ctx, "freeze audiences", f.prepare)
+		if time.Since(watched) >= f.cfg.Watch {
+			watched = time.Now()
+			f.try(ctx, "judge blasts", f.watch)
+		}
+		if time.Since(folded) >= foldEvery {
+			folded = time.Now()
+			f.try(ctx, "fold the counts of blasts", func(ctx context.Context) error {
+				_, err := f.blasts.Fold(ctx)
+				return err
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (f *Feeder) try(ctx context.Context, what string, do func(context.Context) error) {
+	tctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	const done = `UPDATE messaging.blasts b SET state = 'done', updated_at = now()
-WHERE b.channel = $1 AND b.state = 'running' AND b.fed >= b.recipients
-    AND NOT EXISTS (SELECT FROM messaging.blast_recipients r WHERE r.blast_id = b.blast_id AND r.outcome IS NULL)`
-	if _, err := f.deps.Pool.Exec(wctx, done, f.cfg.Channel); err != nil {
-		return fmt.Errorf("end finished blasts: %w", err)
+	if err := do(tctx); err != nil && ctx.Err() == nil {
+		f.deps.Log.Warn("blasts wait", "channel", f.cfg.Channel, "job", what, "error", err)
 	}
-	rows, err := f.deps.Pool.Query(wctx, `SELECT blast_id, tenant_id, created_at FROM messaging.blasts WHERE channel = $1 AND state = 'running' AND fed > 0`, f.cfg.Channel)
-	if err != nil {
-		return fmt.Errorf("list running blasts: %w", err)
-	}
-	type running struct {
-		ID, Tenant uuid.UUID
-		CreatedAt  time.Time
-	}
-	blasts, err := pgx.CollectRows(rows, pgx.RowToStructByPos[running])
-	if err != nil {
-		return fmt.Errorf("list running blasts: %w", err)
-	}
-	for _, b := range blasts {
-		if err := f.judge(wctx, b.ID, b.Tenant, b.CreatedAt.UTC().Truncate(time.Millisecond)); err != nil {
+}
+
+// prepare freezes audiences chunk by chunk, for a while: a large one must not
+// keep the others from being judged.
+func (f *Feeder) prepare(ctx context.Context) error {
+	for end := time.Now().Add(max(f.cfg.Watch, time.Second)); ; {
+		more, err := f.blasts.Prepare(ctx, f.cfg.Channel)
+		if err != nil || !more || time.Now().After(end) {
 			return err
 		}
 	}
-	return nil
 }
 
-// judge pauses a blast by the outcomes that its sends had lately; a blast's
-// sends all carry the blast's own time.
-func (f *Feeder) judge(ctx context.Context, blast, tenant uuid.UUID, at time.Time) error {
-	const sql = `SELECT count(DISTINCT h.send_id), count(DISTINCT h.send_id) FILTER (WHERE h.status = 'bounced'), count(DISTINCT h.send_id) FILTER (WHERE h.status = 'complained')
-FROM messaging.send_status_history h JOIN messaging.sends s ON s.requested_at = $1 AND s.send_id = h.send_id
-WHERE h.requested_at = $1 AND s.blast_id = $2 AND h.status IN ('delivered', 'opened', 'clicked', 'bounced', 'complained') AND h.recorded_at > now() - interval '1 hour'`
-	var all, bounced, complained float64
-	if err := f.deps.Pool.QueryRow(ctx, sql, at, blast).Scan(&all, &bounced, &complained); err != nil {
-		return fmt.Errorf("count a blast's outcomes: %w", err)
+func (f *Feeder) watch(ctx context.Context) error {
+	if _, err := f.blasts.Finish(ctx, f.cfg.Channel); err != nil {
+		return err
 	}
-	reason := ""
-	switch {
-	case all < fewOutcomes:
-	case bounced > f.cfg.Bounces*all:
-		reason = "bounces"
-	case complained >= 2 && complained > f.cfg.Complaints*all: // one alone is nobody's trend
-		reason = "complaints"
+	paused, err := f.blasts.Watch(ctx, f.cfg.Channel)
+	for _, p := range paused {
+		f.tell(p.BlastID, p.TenantID, p.Reason, p.Outcomes)
 	}
-	if reason == "" {
-		return nil
-	}
-	const pause = `UPDATE messaging.blasts SET state = 'paused', state_reason = $2, updated_at = now() WHERE blast_id = $1 AND state = 'running'`
-	tag, err := f.deps.Pool.Exec(ctx, pause, blast, reason)
-	if err != nil {
-		return fmt.Errorf("pause a blast: %w", err)
-	}
-	if tag.RowsAffected() > 0 {
-		f.deps.Log.Error("blast is paused for its outcomes", "blast_id", blast, "tenant_id", tenant, "reason", reason,
-			"outcomes", all, "bounced", bounced, "complained", complained)
-	}
-	return nil
+	return err
+}
+
+func (f *Feeder) tell(id, tenant uuid.UUID, reason string, o blast.Outcomes) {
+	f.deps.Log.Error("blast is paused for its outcomes", "blast_id", id, "tenant_id", tenant, "reason", reason,
+		"outcomes", o.Reported, "bounced", o.Bounced, "complained", o.Complained)
 }

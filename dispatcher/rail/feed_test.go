@@ -196,7 +196,7 @@ func TestBlast(t *testing.T) {
 		b := newBench(t)
 		b.statuses()
 		id := b.blast(b.tenant, 60, "running")
-		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter = 10, 20 })
+		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter, c.SettleLeast = 10, 20, time.Millisecond })
 		b.start(setup{rail: schemas.RailMarketing})
 		b.await(2, "sent")
 		time.Sleep(300 * time.Millisecond) // it must not go on: nothing to wait for but time
@@ -213,7 +213,10 @@ func TestBlast(t *testing.T) {
 		b := newBench(t)
 		b.statuses()
 		id := b.blast(b.tenant, 300, "running")
-		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter, c.Watch = 20, 100, 20*time.Millisecond })
+		b.feed(func(c *feeder.Config) {
+			c.Batch, c.SettleAfter, c.Watch = 20, 100, 20*time.Millisecond
+			c.SettleLeast = time.Millisecond
+		})
 		b.start(setup{rail: schemas.RailMarketing})
 		b.await(5, "sent")
 		for i, send := range b.fake.order[:95] {

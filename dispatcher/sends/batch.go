@@ -36,12 +36,8 @@ func (s *Store) NewBatch(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, messa
 		return outbox.Message{}, fmt.Errorf("write a batch: %w", err)
 	}
 	if blast := messages[0].BlastID; blast != nil {
-		positions := make([]int64, len(messages))
-		for i, m := range messages {
-			positions[i] = int64(m.RecipientIndex)
-		}
 		const mark = `UPDATE messaging.blast_recipients SET job_id = $3 WHERE blast_id = $1 AND position = ANY($2)`
-		if _, err := tx.Exec(ctx, mark, *blast, positions, job); err != nil {
+		if _, err := tx.Exec(ctx, mark, *blast, positions(messages), job); err != nil {
 			return outbox.Message{}, fmt.Errorf("mark a batch's recipients: %w", err)
 		}
 	}

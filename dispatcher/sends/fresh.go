@@ -34,7 +34,8 @@ func (s *Store) freshClaims(ctx context.Context, tx pgx.Tx, qs []*claiming) erro
 		return err
 	}
 	var b pgx.Batch
-	fs, held, err := s.askGates(ctx, tx, &b, fs)
+	changes, rows := map[outbox.Lane][]outbox.Message{}, outcomeRows{}
+	fs, held, err := s.askGates(ctx, tx, &b, &rows.blasts, fs)
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,6 @@ func (s *Store) freshClaims(ctx context.Context, tx pgx.Tx, qs []*claiming) erro
 	}
 	s.queueSends(&b, fs)
 	closed = append(append(closed, stopped...), held...)
-	changes, rows := map[outbox.Lane][]outbox.Message{}, outcomeRows{}
 	var ready []*claiming
 	for _, f := range fs {
 		frozen, err := s.freezeFresh(ctx, tx, senders[f.TenantID], f)
@@ -55,7 +55,7 @@ func (s *Store) freshClaims(ctx context.Context, tx pgx.Tx, qs []*claiming) erro
 			closed = append(closed, finished{&f.Claimed, f.step})
 			continue
 		}
-		more, err := s.outcomes(ctx, &b, &rows, &f.Claimed, f.step.Outcomes)
+		more, err := s.outcomes(ctx, &rows, &f.Claimed, f.step.Outcomes)
 		if err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func (s *Store) leftOf(ctx context.Context, tx pgx.Tx, qs []*claiming) (fs []*fr
 // open. A shut one is recorded as a decision where there is no send yet, else
 // as the send's failure. A sender that is paused holds the whole job: all of it
 // is one tenant's.
-func (s *Store) askGates(ctx context.Context, tx pgx.Tx, b *pgx.Batch, fs []*fresh) (on []*fresh, held []finished, err error) {
+func (s *Store) askGates(ctx context.Context, tx pgx.Tx, b *pgx.Batch, rows *blastRows, fs []*fresh) (on []*fresh, held []finished, err error) {
 	var subjects []gates.Subject
 	for _, f := range fs {
 		for _, m := range f.left {
@@ -117,7 +117,7 @@ func (s *Store) askGates(ctx context.Context, tx pgx.Tx, b *pgx.Batch, fs []*fre
 			held = append(held, finished{&f.Claimed, Step{State: StateHeld, Reason: string(why)}})
 			continue
 		}
-		s.judge(b, f, mine)
+		s.judge(b, rows, f, mine)
 		on = append(on, f)
 	}
 	return on, held, nil
@@ -132,7 +132,7 @@ func waitsFor(vs []gates.Verdict) (gates.Reason, bool) {
 	return "", false
 }
 
-func (s *Store) judge(b *pgx.Batch, f *fresh, verdicts []gates.Verdict) {
+func (s *Store) judge(b *pgx.Batch, rows *blastRows, f *fresh, verdicts []gates.Verdict) {
 	for i, v := range verdicts {
 		m := f.left[i]
 		if v.Open {
@@ -145,13 +145,13 @@ func (s *Store) judge(b *pgx.Batch, f *fresh, verdicts []gates.Verdict) {
 			f.step.Outcomes = append(f.step.Outcomes, Outcome{SendID: m.SendID, Failed: string(v.Reason)})
 			continue
 		}
-		s.queueBlocked(b, &f.Claimed, m, v)
+		s.queueBlocked(b, rows, &f.Claimed, m, v)
 	}
 }
 
 // queueBlocked turns the decision for a message around: a gate shut between the
 // channels stage and the claim leaves a reason and no send (FS-MSG-0003 §1).
-func (s *Store) queueBlocked(b *pgx.Batch, c *Claimed, m schemas.JobMessage, v gates.Verdict) {
+func (s *Store) queueBlocked(b *pgx.Batch, rows *blastRows, c *Claimed, m schemas.JobMessage, v gates.Verdict) {
 	const sql = `INSERT INTO messaging.decisions AS d (received_at, tenant_id, request_id, recipient_index, channel, contact_id,
     origin_event_id, rule_id, correlation_id, outcome, gate, reason)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'blocked', $10, $11)
@@ -163,7 +163,7 @@ SET outcome = 'blocked', gate = EXCLUDED.gate, reason = EXCLUDED.reason, send_id
 	if v.Reason == gates.Expired {
 		outcome = StateExpired
 	}
-	queueBlastOutcome(b, m, outcome)
+	rows.add(m, outcome, string(v.Reason))
 }
 
 // freezeFresh renders a job's messages and makes its bytes. It is false where

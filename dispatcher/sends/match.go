@@ -64,6 +64,8 @@ type found struct {
 	correlation string
 	origin      uuid.UUID
 	generation  int
+	blast       *uuid.UUID
+	position    int64
 }
 
 // match writes reports to their sends' histories, each once.
@@ -107,7 +109,9 @@ func (h *Statuses) match(ctx context.Context, tx pgx.Tx, reports []*report) (res
 	order := make([]hit, len(hits))
 	copy(order, hits)
 	slices.SortStableFunc(order, func(a, b hit) int { return strings.Compare(a.f.send.String(), b.f.send.String()) })
+	var marks blastMarks
 	for _, x := range hits {
+		marks.add(x.r, x.f)
 		ok, err := h.record(ctx, tx, x.r, x.f, &res)
 		if err != nil {
 			return res, err
@@ -115,6 +119,9 @@ func (h *Statuses) match(ctx context.Context, tx pgx.Tx, reports []*report) (res
 		if !ok {
 			res.repeated++
 		}
+	}
+	if err := marks.write(ctx, tx); err != nil {
+		return res, err
 	}
 	for _, x := range order {
 		if err := suppress(ctx, tx, x.r, x.f, &res); err != nil {
@@ -165,7 +172,7 @@ JOIN messaging.provider_messages p ON p.provider_message_id = u.m AND p.provider
 		return nil, nil
 	}
 	// A send's own time is its request's; the id keeps it to the millisecond.
-	const sql = `SELECT u.i, s.requested_at, s.retention_months, s.tenant_id, s.send_id, s.cell_id, s.contact_id, s.channel, s.category, s.address, s.correlation_id, s.origin_event_id
+	const sql = `SELECT u.i, s.requested_at, s.retention_months, s.tenant_id, s.send_id, s.cell_id, s.contact_id, s.channel, s.category, s.address, s.correlation_id, s.origin_event_id, s.blast_id, s.recipient_index
 FROM unnest($1::int[], $2::uuid[], $3::timestamptz[]) AS u(i, id, t)
 CROSS JOIN LATERAL (SELECT * FROM messaging.sends f WHERE f.requested_at >= $4 AND f.requested_at < $5
     AND f.requested_at >= u.t AND f.requested_at < u.t + interval '1 millisecond' AND f.send_id = u.id LIMIT 1) s`
@@ -175,7 +182,7 @@ CROSS JOIN LATERAL (SELECT * FROM messaging.sends f WHERE f.requested_at >= $4 A
 	}
 	out := make(map[*report]found, len(tags))
 	var f found
-	_, err = pgx.ForEachRow(rows, []any{&i, &f.requested, &f.class, &f.tenant, &f.send, &f.cell, &f.contact, &f.channel, &f.category, &f.address, &f.correlation, &f.origin}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&i, &f.requested, &f.class, &f.tenant, &f.send, &f.cell, &f.contact, &f.channel, &f.category, &f.address, &f.correlation, &f.origin, &f.blast, &f.position}, func() error {
 		r := reports[i]
 		if r.event.TenantID != uuid.Nil && r.event.TenantID != f.tenant {
 			return nil // a tag of one tenant on a send of another is nobody's

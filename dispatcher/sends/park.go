@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/schemas"
 )
 
 // Parking is a queued job that cannot go for a while.
@@ -79,7 +80,11 @@ func (s *Store) Refuse(ctx context.Context, r Refusal) error {
 		if send != nil {
 			const dead = `UPDATE core.processed_jobs SET state = 'dead', reason = $4, updated_at = now()
 WHERE id_time = $1 AND worker = $2 AND job_id = $3 AND state = 'in_topic'`
-			if _, err := tx.Exec(ctx, dead, ids.Time(r.JobID), s.worker, r.JobID, r.Class); err != nil {
+			tag, err := tx.Exec(ctx, dead, ids.Time(r.JobID), s.worker, r.JobID, r.Class)
+			if err == nil && tag.RowsAffected() > 0 && s.cfg.Rail == schemas.RailMarketing {
+				err = refuseBlast(ctx, tx, s.worker, r.JobID, r.Class)
+			}
+			if err != nil {
 				return err
 			}
 		}

@@ -157,7 +157,8 @@ func (s *Store) finishAll(ctx context.Context, tx pgx.Tx, fs []finished, byLane 
 	s.queueSteps(&b, fs)
 	for _, f := range fs {
 		s.queueAftermath(&b, f.c, f.step)
-		changes, err := s.outcomes(ctx, &b, &rows, f.c, f.step.Outcomes)
+		rows.blasts.end(f.c, f.step)
+		changes, err := s.outcomes(ctx, &rows, f.c, f.step.Outcomes)
 		if err != nil {
 			return err
 		}
@@ -235,9 +236,6 @@ func (s *Store) queueAftermath(b *pgx.Batch, c *Claimed, step Step) {
 	if step.DeadClass != "" {
 		s.queueDeadLetters(b, c, step)
 	}
-	if step.State == StateCancelled || step.State == StateNeedsReview {
-		s.queueBlastRest(b, c, step.State)
-	}
 }
 
 // queueDeadLetters keeps one dead letter a message, with its send id
@@ -274,7 +272,8 @@ type outcomeRows struct {
 	statuses, names, events, why []string
 	generations                  []int32
 
-	taken outcomeIDs
+	taken  outcomeIDs
+	blasts blastRows
 }
 
 type outcomeIDs struct {
@@ -286,7 +285,7 @@ type outcomeIDs struct {
 
 // outcomes collects the rows of a job's outcomes, and gives the status changes
 // that follow.
-func (s *Store) outcomes(ctx context.Context, b *pgx.Batch, rows *outcomeRows, c *Claimed, outcomes []Outcome) (changes []outbox.Message, err error) {
+func (s *Store) outcomes(ctx context.Context, rows *outcomeRows, c *Claimed, outcomes []Outcome) (changes []outbox.Message, err error) {
 	if len(outcomes) == 0 {
 		return nil, nil
 	}
@@ -308,7 +307,8 @@ func (s *Store) outcomes(ctx context.Context, b *pgx.Batch, rows *outcomeRows, c
 		if o.Taken != "" {
 			rows.took(c, m, name, generation, o.Taken)
 		}
-		queueBlastOutcome(b, m, o.blastOutcome())
+		outcome, reason := o.blastOutcome()
+		rows.blasts.add(m, outcome, reason)
 		event = fmt.Sprintf("%s%d", event, generation)
 		rows.happened(c, m, status, name, event, why, generation)
 		msg, err := statusChange(ctx, s.deps.Codec, change{
@@ -351,6 +351,7 @@ func (r *outcomeRows) took(c *Claimed, m schemas.JobMessage, name string, genera
 // queue writes the rows. The provider's ids wake the events that came before
 // them (F34).
 func (r *outcomeRows) queue(b *pgx.Batch) {
+	r.blasts.queue(b)
 	if len(r.sends) == 0 {
 		return
 	}

@@ -130,15 +130,15 @@ func (s *Store) shut(ctx context.Context, tx pgx.Tx, c *Claimed, v gates.Verdict
 	}
 	var b pgx.Batch
 	var outcomes []Outcome
+	var rows outcomeRows
 	for _, m := range left {
 		if c.job.generation > 0 {
 			outcomes = append(outcomes, Outcome{SendID: m.SendID, Failed: string(v.Reason)})
 		} else {
-			s.queueBlocked(&b, c, m, v)
+			s.queueBlocked(&b, &rows.blasts, c, m, v)
 		}
 	}
-	var rows outcomeRows
-	changes, err := s.outcomes(ctx, &b, &rows, c, outcomes)
+	changes, err := s.outcomes(ctx, &rows, c, outcomes)
 	if err != nil {
 		return nil, err
 	}

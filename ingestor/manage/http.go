@@ -41,6 +41,7 @@ type Deps struct {
 	Rules          Rules       // nil: the routes are absent
 	Templates      Templates   // nil: the routes are absent
 	Permissions    Permissions // nil: the routes are absent
+	Blasts         Blasts      // nil: the routes are absent
 	Channels       []string    // that the platform has
 	Erasures       Erasures    // nil: nobody can be erased here, the routes are absent
 	Snapshots      Snapshots   // of the same database; nil: feed, counts and exports are absent
@@ -90,6 +91,9 @@ func (m *Routes) Mount(r chi.Router) {
 		if m.deps.Files != nil {
 			m.mountExports(r)
 		}
+	}
+	if m.deps.Blasts != nil {
+		m.mountBlasts(r)
 	}
 	if m.deps.Queues != nil {
 		r.Get("/v1/messaging/queues/health", m.queues)

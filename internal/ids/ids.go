@@ -23,6 +23,11 @@ func Request(tenant uuid.UUID, key string) uuid.UUID {
 	return derive("request", tenant[:], []byte(key))
 }
 
+// Blast is the id of the blast that a tenant made under key.
+func Blast(tenant uuid.UUID, key string) uuid.UUID {
+	return derive("blast", tenant[:], []byte(key))
+}
+
 // RuleRequest is the id of the notification that a rule's action asks for on an
 // event.
 func RuleRequest(event, rule uuid.UUID, action int) uuid.UUID {

@@ -18,5 +18,8 @@ CREATE TABLE core.outbox_incarnations (
 );
 COMMENT ON TABLE core.outbox_incarnations IS 'Where a lane stood when an incarnation of it ended: sequences up to safe_seq mean the same before and after, later ones were given out twice. A cursor of an older incarnation goes on from there.';
 
+GRANT SELECT, INSERT ON core.database_restores, core.outbox_incarnations TO carril_app;
+GRANT SELECT ON core.database_restores, core.outbox_incarnations TO carril_readonly;
+
 -- +goose Down
 DROP TABLE core.outbox_incarnations, core.database_restores;

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -154,6 +155,9 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 		if out.Erased != nil && out.Erased[i] {
 			winners[i].Event = emptied(winners[i].Event)
 		}
+	}
+	if slices.Contains(out.Erased, true) { // what was made ahead says who they were
+		a.rows, a.events = winners, makeEvents(winners)
 	}
 	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err

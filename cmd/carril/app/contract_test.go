@@ -59,7 +59,7 @@ func TestContractNamesEveryRoute(t *testing.T) {
 	metrics, err := httpserver.NewMetrics(reg)
 	require.NoError(t, err)
 	reads := manage.New(manage.Deps{Keys: nobody{}, Queues: func(context.Context) any { return nil }, Taxonomy: taxonomy.NewStore(nil), SchemasChanged: nobody{}.Refresh, Endpoints: endpoints{}, Erasures: erasures{}, Rules: rule.NewStore(nil),
-		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil), Snapshots: nobody{}, Files: nobody{}})
+		Templates: content.NewStore(nil), Permissions: gates.NewStore(nil), Snapshots: nobody{}, Files: nobody{}, Blasts: blasts{}})
 	var mounted []string
 	require.NoError(t, chi.Walk(apiRouter(metrics, api, reads, http.NotFoundHandler()), func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if method != http.MethodHead { // the GET of the document says it

@@ -86,6 +86,10 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	campaigns, err := a.blasts()
+	if err != nil {
+		return err
+	}
 	metrics, err := httpserver.NewMetrics(a.reg)
 	if err != nil {
 		return err
@@ -96,7 +100,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	}
 	reads := manage.New(manage.Deps{Keys: guard, DB: a.side, CursorKey: a.cursorKey(), Queues: queues, Taxonomy: taxonomy.NewStore(a.side), Rules: rule.NewStore(a.side),
 		Templates: content.NewStore(a.side), Permissions: gates.NewStore(a.side), Channels: a.set.Channels,
-		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Erasures: people, Snapshots: a.side, Files: exported, Log: a.log})
+		SchemasChanged: inForce.Refresh, Endpoints: endpoints, Erasures: people, Blasts: campaigns, Snapshots: a.side, Files: exported, Log: a.log})
 	files := openFiles()
 	conns, _ := connections(files)
 	if conns < 1_000 {

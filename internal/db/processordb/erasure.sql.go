@@ -291,7 +291,7 @@ func (q *Queries) EmptyAnswers(ctx context.Context, arg EmptyAnswersParams) (int
 }
 
 const emptyDeadLetters = `-- name: EmptyDeadLetters :execrows
-UPDATE core.dead_letters SET record_key = NULL, record_value = NULL, record_headers = NULL, content_hash = NULL, reason = 'erased',
+UPDATE core.dead_letters SET record_key = NULL, record_value = NULL, record_headers = NULL, content_hash = NULL, reason = 'erased', status_note = NULL,
     status = CASE status WHEN 'open' THEN 'discarded' ELSE status END, status_by = coalesce(status_by, 'erasure'), status_at = coalesce(status_at, now())
 WHERE (event_id = ANY($1::uuid[]) OR send_id = ANY($2::uuid[]) OR dead_letter_id = ANY($3::uuid[])) AND record_value IS NOT NULL
 `

@@ -131,7 +131,7 @@ WHERE at >= sqlc.arg(first)::timestamptz AND tenant_id = @tenant_id AND event_id
 
 -- Dead letters of events and sends lose their bytes, and cannot be replayed.
 -- name: EmptyDeadLetters :execrows
-UPDATE core.dead_letters SET record_key = NULL, record_value = NULL, record_headers = NULL, content_hash = NULL, reason = 'erased',
+UPDATE core.dead_letters SET record_key = NULL, record_value = NULL, record_headers = NULL, content_hash = NULL, reason = 'erased', status_note = NULL,
     status = CASE status WHEN 'open' THEN 'discarded' ELSE status END, status_by = coalesce(status_by, 'erasure'), status_at = coalesce(status_at, now())
 WHERE (event_id = ANY(@events::uuid[]) OR send_id = ANY(@sends::uuid[]) OR dead_letter_id = ANY(@letters::uuid[])) AND record_value IS NOT NULL;
 

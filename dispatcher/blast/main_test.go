@@ -1,0 +1,9 @@
+package blast
+
+import (
+	"testing"
+
+	"github.com/softcrum/carril/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
