@@ -88,11 +88,8 @@ func (a address) header() string {
 	if a.name == "" {
 		return a.path
 	}
-	if isASCII(a.name) {
-		named := mail.Address{Name: a.name, Address: "x@y"} // for its quoting of names alone
-		return strings.TrimSuffix(named.String(), "<x@y>") + a.path
-	}
-	return encode(a.name) + " " + a.path
+	named := mail.Address{Name: strings.ToValidUTF8(a.name, "\uFFFD"), Address: "x@y"} // for its quoting of names alone
+	return strings.TrimSuffix(named.String(), "<x@y>") + a.path
 }
 
 // encode gives text as encoded words where it is not ASCII: base64 where most of
