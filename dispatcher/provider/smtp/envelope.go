@@ -81,7 +81,9 @@ func (e envelope) id() string {
 func (e envelope) private() []string {
 	out := []string{strings.Trim(e.to, "<>"), strings.Trim(e.from, "<>")}
 	if m, err := mail.ReadMessage(bytes.NewReader(e.message)); err == nil {
-		out = append(out, m.Header.Get("Subject"))
+		if subject := m.Header.Get("Subject"); len(subject) > 3 { // what is shorter would mask half of any sentence
+			out = append(out, subject)
+		}
 	}
 	return out
 }
