@@ -150,6 +150,15 @@ func (s *Server) Inject(list ...Fault) error {
 	return nil
 }
 
+// InjectJSON is Inject for one fault, or a list of them, in JSON.
+func (s *Server) InjectJSON(raw []byte) error {
+	list, err := parseFaults(raw)
+	if err != nil {
+		return err
+	}
+	return s.Inject(list...)
+}
+
 // ClearFaults drops the faults that nothing has met yet.
 func (s *Server) ClearFaults() { s.faults.clear() }
 
