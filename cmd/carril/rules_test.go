@@ -106,4 +106,13 @@ func TestSenderCommands(t *testing.T) {
 		require.Contains(t, out, "shop@example.com")
 		require.Contains(t, out, c.want)
 	}
+
+	code, out, errs := try("sender", "set", "--tenant", "acme", "+15005550006")
+	require.Zero(t, code, errs)
+	require.Contains(t, out, "sms")
+	require.Contains(t, out, "+15005550006")
+	require.Contains(t, out, "true", "a number of the platform's needs nobody to verify it")
+	code, _, errs = try("sender", "set", "--tenant", "acme", "--channel", "email", "Shop <shop@rival.example.com>")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errs, "sets its sender of email itself")
 }

@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/google/uuid"
 
+	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/internal/gates"
 )
 
 type senderCmd struct {
 	List   senderListCmd   `cmd:"" help:"List a tenant's senders."`
+	Set    senderSetCmd    `cmd:"" help:"Give a tenant one of the platform's numbers, or another sender of a channel other than email."`
 	Verify senderVerifyCmd `cmd:"" help:"Say that a domain is the tenant's, as the provider shows it; what waits for it is sent."`
 	Pause  senderPauseCmd  `cmd:"" help:"Stop a tenant's messages of a channel; what comes is held."`
 	Resume senderResumeCmd `cmd:"" help:"Let a paused sender go on; what was held is sent."`
@@ -63,6 +66,27 @@ type senderListCmd struct {
 func (c senderListCmd) Run(e *environment) error {
 	return e.senders(c.Tenant, func(ctx context.Context, s *gates.Store, tenant uuid.UUID) ([]gates.Sender, error) {
 		return s.Senders(ctx, tenant)
+	})
+}
+
+type senderSetCmd struct {
+	Tenant  string `required:"" help:"Slug or id of the tenant."`
+	Channel string `default:"sms" help:"The channel; the senders of email are the tenants' own."`
+	Sender  string `arg:"" help:"A number in E.164, or what the provider takes in its place."`
+}
+
+func (c senderSetCmd) Run(e *environment) error {
+	if c.Channel == "email" {
+		return fmt.Errorf("%w: channel: a tenant sets its sender of email itself; see carril sender verify", app.ErrConfig)
+	}
+	if strings.TrimSpace(c.Sender) == "" {
+		return fmt.Errorf("%w: sender: it is empty", app.ErrConfig)
+	}
+	return e.senders(c.Tenant, func(ctx context.Context, s *gates.Store, tenant uuid.UUID) ([]gates.Sender, error) {
+		if _, err := s.PutSender(ctx, tenant, c.Channel, strings.TrimSpace(c.Sender), nil, ""); err != nil {
+			return nil, err
+		}
+		return one(s.VerifySender(ctx, tenant, c.Channel, "")) // it is the platform's: there is no domain to see
 	})
 }
 

@@ -129,6 +129,7 @@ type Error struct {
 	RetryAfter time.Duration // ClassThrottled: clamped to [1 s, 15 min]; 0 when the provider named none
 	Quota      bool          // ClassThrottled: a daily or monthly quota, not the rate
 	Divisible  bool          // ClassPermanent of a whole batch for what is likely one message's fault: freeze its halves anew
+	Recipient  bool          // ClassRetryable for a reason of this recipient alone, as greylisting: it says nothing about the provider's health
 	Detail     string
 	Err        error
 }

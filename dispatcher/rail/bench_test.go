@@ -238,6 +238,7 @@ type setup struct {
 	yield    rail.Yielder
 	asker    string
 	provider provider.Provider
+	others   []provider.Provider
 	pool     *pgxpool.Pool // nil: one of its own
 }
 
@@ -273,12 +274,19 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	if s.store != nil {
 		s.store(&sc)
 	}
-	store, err := sends.New(sc, sends.Deps{Pool: pool, Codec: b.codec, Providers: map[string]provider.Provider{s.provider.Name(): s.provider}})
+	known, stated := map[string]provider.Provider{}, map[string]bucket.Stated{}
+	for i, p := range append([]provider.Provider{s.provider}, s.others...) {
+		known[p.Name()], stated[p.Name()] = p, bucket.Stated{RatePerSecond: s.rate}
+		if i > 0 {
+			sc.Others = append(sc.Others, p.Name())
+		}
+	}
+	store, err := sends.New(sc, sends.Deps{Pool: pool, Codec: b.codec, Providers: known})
 	require.NoError(b.t, err)
 	rdb, err := ratelimit.Open(b.redisURL)
 	require.NoError(b.t, err)
 	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: def(s.asker, "p1-"+s.rail), Rail: s.rail, Budget: 500 * time.Millisecond,
-		Providers: map[string]bucket.Stated{s.provider.Name(): {RatePerSecond: s.rate}}},
+		Providers: stated},
 		bucket.Deps{Redis: rdb, Pool: pool, Log: testkit.Logger(b.t)})
 	require.NoError(b.t, err)
 	require.NoError(b.t, limiter.Load(context.Background()))
@@ -289,8 +297,9 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	if s.rail == schemas.RailMarketing && s.yield == nil {
 		s.yield = neverYield{}
 	}
-	w, err := rail.New(cfg, rail.Deps{Kafka: b.kafka, Pool: pool, Store: store, Provider: s.provider.Name(), Codec: b.codec, Limiter: limiter,
-		Sink: outbox.ClientSink{Client: b.producer}, Yield: s.yield, Log: testkit.Logger(b.t), Hook: s.hook})
+	w, err := rail.New(cfg, rail.Deps{Kafka: b.kafka, Pool: pool, Store: store, Codec: b.codec, Limiter: limiter,
+		Sink: outbox.ClientSink{Client: b.producer}, Yield: s.yield, Log: testkit.Logger(b.t), Hook: s.hook,
+		Board: rdb, BoardPrefix: b.prefix})
 	require.NoError(b.t, err)
 	return w, limiter, func() { pool.Close(); _ = rdb.Close() }
 }

@@ -12,6 +12,7 @@ type breaker struct {
 	asking   int       // requests on their way since it opened
 	until    time.Time // nothing leaves before
 	reason   string
+	longest  time.Duration // pause between two probes
 }
 
 // Why a rail stands still for its provider.
@@ -23,7 +24,6 @@ const (
 const (
 	breakAfter = 5                      // failures in a row
 	firstPause = 250 * time.Millisecond // doubled by each probe that fails
-	maxPause   = 5 * time.Second
 )
 
 // wait says how long nothing may leave; at most one request is on its way
@@ -32,11 +32,14 @@ func (b *breaker) wait(now time.Time) time.Duration {
 	if d := b.until.Sub(now); d > 0 {
 		return d
 	}
-	if b.failures >= breakAfter && b.asking > 0 {
+	if b.open() && b.asking > 0 {
 		return time.Second // the probe's end wakes the scheduler
 	}
 	return 0
 }
+
+// open says that the last requests failed in a row: what leaves is a probe.
+func (b *breaker) open() bool { return b.failures >= breakAfter }
 
 func (b *breaker) begin() { b.asking++ }
 
@@ -51,11 +54,11 @@ func (b *breaker) succeeded() {
 
 func (b *breaker) failed(now time.Time) {
 	b.abort()
-	if b.failures >= breakAfter && now.Before(b.until) {
+	if b.open() && now.Before(b.until) {
 		return // it was on its way when another's failure opened the breaker
 	}
 	if b.failures++; b.failures >= breakAfter {
-		pause := min(maxPause, firstPause<<min(b.failures-breakAfter, 10))
+		pause := min(b.longest, firstPause<<min(b.failures-breakAfter, 10))
 		b.until, b.reason = now.Add(jitter(pause)), pausedFailing
 	}
 }

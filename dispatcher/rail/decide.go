@@ -20,7 +20,7 @@ func (w *Worker) decide(it *item, c sends.Claimed, res provider.Result, err erro
 	if !errors.As(err, &pe) {
 		pe = &provider.Error{Class: provider.ClassUncertain, Code: "no_answer"}
 	}
-	step := sends.Step{State: sends.StateInTopic, Reason: pe.Code, Settled: "refused"}
+	step := sends.Step{State: sends.StateInTopic, Reason: pe.Code, Settled: "refused", Unspent: pe.Class != provider.ClassUncertain}
 	if c.Resend { // an earlier attempt under this key may have been taken
 		step.Settled, step.Uncertain = "", true
 	}

@@ -16,6 +16,7 @@ import (
 // key, and what a person got. A key is one effect, as with a real one.
 type fake struct {
 	caps provider.Capabilities
+	name string // default "fake"
 
 	mu             sync.Mutex
 	script         []func(provider.Request) (provider.Result, error) // answers for the next requests, before the rule
@@ -41,7 +42,7 @@ func newFake() *fake {
 		answers: map[string]provider.Result{}, bodies: map[string]string{}, got: map[uuid.UUID]int{}, keys: map[uuid.UUID]map[string]bool{}}
 }
 
-func (f *fake) Name() string                        { return "fake" }
+func (f *fake) Name() string                        { return def(f.name, "fake") }
 func (f *fake) Capabilities() provider.Capabilities { return f.caps }
 
 func (f *fake) Freeze(msgs []provider.Message, batch bool) (provider.Frozen, error) {

@@ -41,18 +41,19 @@ type YieldHealth struct {
 // RailHealth is one rail. Depth is the sum of its parts, each named: parking
 // must not hide an incident (FS-MSG-0005 §8).
 type RailHealth struct {
-	Rail          string        `json:"rail"`
-	Depth         *int64        `json:"depth,omitempty"`
-	Lag           *int64        `json:"lag,omitempty"` // records in the topic that are not finished
-	Parked        *int64        `json:"parked,omitempty"`
-	Waiting       *int64        `json:"waiting,omitempty"`
-	Held          *int64        `json:"held,omitempty"`
-	Claimed       *int64        `json:"claimed,omitempty"` // part of the lag
-	OldestSeconds *float64      `json:"oldest_seconds,omitempty"`
-	DrainSeconds  *float64      `json:"drain_seconds,omitempty"` // depth divided by the rate it may use now
-	Workers       *int          `json:"workers,omitempty"`
-	Bucket        *BucketHealth `json:"bucket,omitempty"`
-	LastError     *LastError    `json:"last_error,omitempty"`
+	Rail          string           `json:"rail"`
+	Depth         *int64           `json:"depth,omitempty"`
+	Lag           *int64           `json:"lag,omitempty"` // records in the topic that are not finished
+	Parked        *int64           `json:"parked,omitempty"`
+	Waiting       *int64           `json:"waiting,omitempty"`
+	Held          *int64           `json:"held,omitempty"`
+	Claimed       *int64           `json:"claimed,omitempty"` // part of the lag
+	OldestSeconds *float64         `json:"oldest_seconds,omitempty"`
+	DrainSeconds  *float64         `json:"drain_seconds,omitempty"` // depth divided by the rate it may use now
+	Workers       *int             `json:"workers,omitempty"`
+	Providers     []ProviderHealth `json:"providers,omitempty"` // as the worker that spoke last sees them
+	Bucket        *BucketHealth    `json:"bucket,omitempty"`    // of the provider in use, else of the preferred one
+	LastError     *LastError       `json:"last_error,omitempty"`
 }
 
 // BucketHealth is the provider's bucket of a rail.
@@ -113,7 +114,8 @@ func (d HealthDeps) channel(ctx context.Context, channel string) ChannelHealth {
 		rh := RailHealth{Rail: r}
 		cannot(r+".postgres", d.fromPostgres(ctx, channel, &rh))
 		cannot(r+".kafka", d.fromKafka(ctx, channel, &rh))
-		cannot(r+".buckets", d.fromBuckets(ctx, channel, &rh))
+		using := d.fromRoutes(ctx, channel, &rh)
+		cannot(r+".buckets", d.fromBuckets(ctx, channel, using, &rh))
 		if rh.Lag != nil && rh.Parked != nil {
 			depth := *rh.Lag + *rh.Parked + *rh.Waiting + *rh.Held
 			rh.Depth = &depth
@@ -165,8 +167,22 @@ func (d HealthDeps) fromKafka(ctx context.Context, channel string, h *RailHealth
 	return nil
 }
 
-func (d HealthDeps) fromBuckets(ctx context.Context, channel string, h *RailHealth) error {
-	name := d.Providers[schemas.RailWorker(channel, h.Rail)]
+// fromRoutes names the provider in use, empty where nobody says; that Redis is
+// away, the buckets tell.
+func (d HealthDeps) fromRoutes(ctx context.Context, channel string, h *RailHealth) string {
+	r, ok, err := readRoutes(ctx, d.Redis, d.Prefix, channel, h.Rail)
+	if err != nil || !ok {
+		return ""
+	}
+	h.Providers = r.Providers
+	return r.Using
+}
+
+func (d HealthDeps) fromBuckets(ctx context.Context, channel, using string, h *RailHealth) error {
+	name := using
+	if name == "" {
+		name = d.Providers[schemas.RailWorker(channel, h.Rail)]
+	}
 	if name == "" {
 		return errors.New("no provider")
 	}

@@ -286,7 +286,7 @@ func runAsChild(raw string) error {
 		}
 	}
 	w, err := rail.New(rail.Config{Channel: "email", Rail: c.Rail, InstanceID: "child-" + c.Rail, Concurrency: 2, Backoff: 20 * time.Millisecond, SlotLife: time.Second},
-		rail.Deps{Kafka: k, Pool: pool, Store: store, Provider: "fake", Codec: codec, Limiter: limiter, Sink: outbox.ClientSink{Client: producer}, Yield: neverYield{}, Hook: hook})
+		rail.Deps{Kafka: k, Pool: pool, Store: store, Codec: codec, Limiter: limiter, Sink: outbox.ClientSink{Client: producer}, Yield: neverYield{}, Hook: hook})
 	if err != nil {
 		return err
 	}

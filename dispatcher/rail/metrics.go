@@ -19,6 +19,8 @@ type Metrics struct {
 	inFlight *prometheus.GaugeVec
 	alarms   *prometheus.CounterVec
 	paused   *prometheus.GaugeVec
+	using    *prometheus.GaugeVec
+	requests *prometheus.CounterVec
 }
 
 // outcomes of an attempt: the classes of its failure, and a success.
@@ -42,13 +44,15 @@ func NewMetrics(reg prometheus.Registerer, channels []string) *Metrics {
 		alarms:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "carril_rail_alarms_total", Help: "What somebody must look at, by kind."}, append(rail, "kind")),
 		paused:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_rail_paused", Help: "1 while the rail stands still for its provider, by why."}, append(rail, "why")),
 	}
-	reg.MustRegister(m.attempts, m.records, m.took, m.wait, m.inFlight, m.alarms, m.paused)
+	m.using = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_rail_provider_in_use", Help: "1 for the provider that a new message goes to, by this process."}, append(rail, "provider"))
+	m.requests = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "carril_rail_provider_requests_total", Help: "Requests by provider and by what it answered."}, append(rail, "provider", "class"))
+	reg.MustRegister(m.attempts, m.records, m.took, m.wait, m.inFlight, m.alarms, m.paused, m.using, m.requests)
 	for _, c := range channels {
 		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
 			for _, class := range attemptClasses() {
 				m.attempts.WithLabelValues(c, r, class)
 			}
-			for _, why := range []string{"orphan", "stale", "refused", "parked", string(sends.Gone), string(sends.Busy), string(sends.Closed)} {
+			for _, why := range []string{"orphan", "stale", "refused", "parked", "rerouted", string(sends.Gone), string(sends.Busy), string(sends.Closed)} {
 				m.records.WithLabelValues(c, r, why)
 			}
 			for _, kind := range []string{"recreated", "truncated", "missed", "configuration", "sender", "dead_letter", "needs_review"} {
@@ -103,8 +107,31 @@ func (w *Worker) showPause(reason string) {
 	}
 }
 
+// showRoutes publishes which provider new messages go to.
+func (w *Worker) showRoutes(now time.Time) {
+	w.mu.Lock()
+	name, reason := w.using(now)
+	names := make([]string, len(w.routes))
+	for i, r := range w.routes {
+		names[i] = r.name
+	}
+	w.mu.Unlock()
+	w.showPause(reason)
+	m := w.deps.Metrics
+	if m == nil {
+		return
+	}
+	for _, n := range names {
+		v := 0.0
+		if n == name {
+			v = 1
+		}
+		m.using.WithLabelValues(w.cfg.Channel, w.cfg.Rail, n).Set(v)
+	}
+}
+
 // observe counts an attempt.
-func (w *Worker) observe(class provider.Class, took time.Duration) {
+func (w *Worker) observe(name string, class provider.Class, took time.Duration) {
 	m := w.deps.Metrics
 	if m == nil {
 		return
@@ -113,6 +140,7 @@ func (w *Worker) observe(class provider.Class, took time.Duration) {
 		class = "ok"
 	}
 	m.attempts.WithLabelValues(w.cfg.Channel, w.cfg.Rail, string(class)).Inc()
+	m.requests.WithLabelValues(w.cfg.Channel, w.cfg.Rail, name, string(class)).Inc()
 	m.took.WithLabelValues(w.cfg.Channel, w.cfg.Rail).Observe(took.Seconds())
 }
 
@@ -135,6 +163,6 @@ func (w *Worker) report(c sends.Claimed, step sends.Step, class provider.Class, 
 	case class != "":
 		level = w.log.Warn
 	}
-	level("attempt", "job_id", c.JobID, "tenant_id", c.TenantID, "generation", c.Generation(), "messages", len(c.Messages), "resend", c.Resend,
+	level("attempt", "job_id", c.JobID, "tenant_id", c.TenantID, "generation", c.Generation(), "messages", len(c.Messages), "provider", c.Provider.Name(), "resend", c.Resend,
 		"class", string(class), "state", step.State, "reason", step.Reason, "attempts", c.Attempts(), "took", took)
 }

@@ -58,7 +58,7 @@ type MonitorDeps struct {
 	Redis    redis.Cmdable
 	Pool     *pgxpool.Pool // reaches PostgreSQL directly
 	Buckets  Buckets
-	Provider string // of the transactional rail
+	Provider string // of the transactional rail, while its workers name no other
 	Log      *slog.Logger
 	Metrics  *DepthMetrics // nil: not measured
 }
@@ -139,7 +139,11 @@ func (m *Monitor) once(ctx context.Context) {
 // rate is what transactional may use now, in requests a second; and who waits
 // for a token is noted.
 func (m *Monitor) rate(ctx context.Context) float64 {
-	levels, err := m.deps.Buckets.Levels(ctx, m.deps.Provider)
+	name := m.deps.Provider
+	if r, ok, err := readRoutes(ctx, m.deps.Redis, m.cfg.Prefix, m.cfg.Channel, schemas.RailTransactional); err == nil && ok && r.Using != "" {
+		name = r.Using
+	}
+	levels, err := m.deps.Buckets.Levels(ctx, name)
 	if err != nil {
 		clear(m.waiters) // marketing stands still without Redis anyway
 		return levels.Rate

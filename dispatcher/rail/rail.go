@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -102,17 +103,18 @@ type Yielder interface {
 
 // Deps is what a worker works with.
 type Deps struct {
-	Kafka    kafka.Config
-	Pool     *pgxpool.Pool // of this rail's own
-	Store    *sends.Store
-	Provider string // the name that tokens are asked for under
-	Codec    *schemas.Codec
-	Limiter  Limiter
-	Sink     outbox.Sink
-	Yield    Yielder // marketing: required
-	Log      *slog.Logger
-	Metrics  *Metrics         // nil: not measured
-	Hook     func(step Point) // tests: called at every step of a job; nil in production
+	Kafka       kafka.Config
+	Pool        *pgxpool.Pool // of this rail's own
+	Store       *sends.Store
+	Codec       *schemas.Codec
+	Limiter     Limiter
+	Sink        outbox.Sink
+	Yield       Yielder       // marketing: required
+	Board       redis.Cmdable // where it says which provider it uses; nil: nowhere
+	BoardPrefix string        // before its key there
+	Log         *slog.Logger
+	Metrics     *Metrics         // nil: not measured
+	Hook        func(step Point) // tests: called at every step of a job; nil in production
 }
 
 // Point is a place in a job's life at which a process may die.
@@ -152,7 +154,7 @@ type Worker struct {
 	ring     *ring
 	intake   []*arrival
 	stopping bool
-	health   breaker
+	routes   []*route
 }
 
 // New makes a worker and its Kafka client; it does not connect yet.
@@ -172,7 +174,8 @@ func New(cfg Config, deps Deps) (*Worker, error) {
 	}
 	w := &Worker{cfg: cfg, deps: deps, stage: deps.Store.Worker(), topic: schemas.RailTopic(cfg.Channel, cfg.Rail),
 		log: deps.Log.With("channel", cfg.Channel, "rail", cfg.Rail), ready: make(chan struct{}), wake: make(chan struct{}, 1),
-		arrived: make(chan struct{}, 1), free: make(chan struct{}, cfg.Concurrency), windows: map[int32]*window{}, ring: newRing()}
+		arrived: make(chan struct{}, 1), free: make(chan struct{}, cfg.Concurrency), windows: map[int32]*window{}, ring: newRing(),
+		routes: newRoutes(deps.Store.Providers())}
 	w.work, w.stop = context.WithCancel(context.Background())
 	for range cfg.Concurrency {
 		w.free <- struct{}{}
@@ -191,6 +194,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	bctx, stopBeside := context.WithCancel(context.Background())
 	beside.Go(func() { w.slots.run(bctx) })
 	beside.Go(func() { w.commitLoop(bctx) })
+	beside.Go(func() { w.tellRoutes(bctx) })
 	sctx, stopScheduling := context.WithCancel(ctx)
 	var front sync.WaitGroup
 	front.Go(func() { w.takeIn(sctx) })

@@ -17,6 +17,8 @@ type item struct {
 	arrived  time.Time // when it was received
 	ready    time.Time // not before: a short backoff
 	lane     int       // 0 before 1: transactional before product
+	bound    string    // the provider that may have taken its request; empty: any
+	route    *route    // the way that its token is for
 }
 
 // queue is one tenant's jobs, in order within each lane.
@@ -189,6 +191,20 @@ func (r *ring) behind(now time.Time, patience time.Duration) (items []*item, del
 	}
 	r.size -= len(items)
 	return items, delays
+}
+
+// boundTo says that a job that has no other provider is ready by a time.
+func (r *ring) boundTo(provider string, by time.Time) bool {
+	for _, q := range r.order {
+		for _, lane := range q.lanes {
+			for _, it := range lane {
+				if it.bound == provider && !it.ready.After(by) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // takeIf removes every job that f names.

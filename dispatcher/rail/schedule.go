@@ -43,19 +43,24 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 			continue
 		}
 		asked := time.Now()
-		ans := w.deps.Limiter.Ask(ctx, bucket.Ask{Provider: w.deps.Provider, Tenant: it.ref.TenantID, Rail: w.cfg.Rail, Messages: it.messages})
+		ans := w.deps.Limiter.Ask(ctx, bucket.Ask{Provider: it.route.name, Tenant: it.ref.TenantID, Rail: w.cfg.Rail, Messages: it.messages})
 		w.mu.Lock()
 		if ctx.Err() != nil {
-			w.health.abort()
+			it.route.health.abort()
 			w.mu.Unlock()
 			return nil, ans
 		}
 		if !ans.Granted {
-			q.askAt = asked.Add(ans.Wait)
-			if ans.Reason == ratelimit.Tenant {
+			switch {
+			case ans.Reason == ratelimit.Tenant:
+				q.askAt = asked.Add(ans.Wait)
 				q.refused(q.askAt, ans.TenantInterval)
+			case it.bound != "":
+				it.ready = asked.Add(ans.Wait) // its provider's bucket need not be that of the others
+			default:
+				q.askAt = asked.Add(ans.Wait)
 			}
-			w.health.abort()
+			it.route.health.abort()
 			w.mu.Unlock()
 			continue
 		}
@@ -64,7 +69,7 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 		if ok {
 			it.entry.w.fly(it.entry)
 		} else {
-			w.health.abort()
+			it.route.health.abort()
 		}
 		w.mu.Unlock()
 		if ok { // else its partition was revoked while we asked; the token is lost, the job is not
@@ -85,13 +90,19 @@ func (w *Worker) pickNext(now time.Time) (*item, *queue, time.Duration) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if wait := w.health.wait(now); wait > 0 {
+	if wait := w.standstill(now); wait > 0 {
 		return nil, nil, wait
 	}
 	it, q, when := w.ring.next(now)
-	if it != nil {
-		w.health.begin()
-		return it, q, 0
+	for it != nil {
+		r, wait := w.way(it, now)
+		if wait == 0 {
+			it.route = r
+			r.health.begin()
+			return it, q, 0
+		}
+		it.ready = now.Add(wait) // its only provider is out of order; others pass it
+		it, q, when = w.ring.next(now)
 	}
 	if when.IsZero() {
 		return nil, nil, time.Hour

@@ -31,9 +31,10 @@ func (w *Worker) at(p Point) {
 func (w *Worker) send(it *item, grant bucket.Answer) {
 	w.at(PointToken)
 	c, verdict, err := w.claim(it)
-	if err != nil || verdict != sends.Ready {
+	other := err == nil && verdict == sends.Ready && c.Provider.Name() != it.route.name
+	if err != nil || verdict != sends.Ready || other {
 		w.mu.Lock()
-		w.health.abort()
+		it.route.health.abort()
 		w.mu.Unlock()
 	}
 	switch {
@@ -42,7 +43,11 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 	case verdict != sends.Ready:
 		w.slots.wake()
 		w.count(string(verdict))
-		w.settle(it, verdict == sends.Closed)
+		w.settle(it, verdict == sends.Closed && (it.limit > 0 || c.Remains()))
+		return
+	case other: // it goes again, with a token of the provider that it belongs to
+		w.count("rerouted")
+		w.write(it, c, c.GivenBack())
 		return
 	}
 	w.at(PointClaimed)
@@ -56,7 +61,7 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 	w.at(PointAnswered)
 	class := w.judge(c, res, sendErr, grant)
 	step := w.decide(it, c, res, sendErr)
-	w.observe(class, time.Since(started))
+	w.observe(c.Provider.Name(), class, time.Since(started))
 	w.report(c, step, class, time.Since(started))
 	w.write(it, c, step)
 }
@@ -72,7 +77,7 @@ func (w *Worker) claim(it *item) (c sends.Claimed, v sends.Verdict, err error) {
 		if lease == uuid.Nil {
 			lease = slot.NewLease()
 		}
-		c, v, err = w.deps.Store.Claim(ctx, slot, it.ref, lease, it.limit)
+		c, v, err = w.deps.Store.Claim(ctx, slot, it.ref, lease, it.limit, it.route.name)
 		if pg.FaultOf(err) == pg.FaultPartition {
 			return errors.Join(err, w.deps.Store.EnsurePartitions(ctx, it.ref))
 		}
@@ -84,7 +89,7 @@ func (w *Worker) claim(it *item) (c sends.Claimed, v sends.Verdict, err error) {
 // settle lets a job go whose claim found nothing to send. One that a limit cut
 // in pieces may have more: its row says in_topic still, so it is asked for again.
 func (w *Worker) settle(it *item, again bool) {
-	if again && it.limit > 0 {
+	if again {
 		w.requeue(it, 0, true)
 		return
 	}
@@ -115,6 +120,10 @@ func (w *Worker) write(it *item, c sends.Claimed, step sends.Step) {
 	w.slots.wake()
 	w.at(PointWritten)
 	if again {
+		it.bound = ""
+		if step.Uncertain {
+			it.bound = c.Provider.Name()
+		}
 		w.requeue(it, step.Delay, !step.Counted)
 		return
 	}
@@ -163,19 +172,19 @@ func (w *Worker) judge(c sends.Claimed, res provider.Result, err error, grant bu
 	}
 	now := time.Now()
 	w.mu.Lock()
-	switch class {
-	case "":
-		w.health.succeeded()
-	case provider.ClassRetryable, provider.ClassUncertain:
-		w.health.failed(now)
-	case provider.ClassConfiguration:
-		w.health.stop(now, w.cfg.Recheck, pausedConfiguration)
+	health := &w.routeTo(c.Provider.Name()).health
+	switch {
+	case class == "", pe != nil && pe.Recipient:
+		health.succeeded()
+	case class == provider.ClassRetryable, class == provider.ClassUncertain:
+		health.failed(now)
+	case class == provider.ClassConfiguration:
+		health.stop(now, w.cfg.Recheck, pausedConfiguration)
 	default:
-		w.health.abort()
+		health.abort()
 	}
-	paused := w.health.reason
 	w.mu.Unlock()
-	w.showPause(paused)
+	w.showRoutes(now)
 	if class == provider.ClassThrottled {
 		r.Throttled, r.Quota, r.RetryIn = true, pe.Quota, pe.RetryAfter
 		if r.RetryIn <= 0 { // it named no wait: ours, spread over a few seconds

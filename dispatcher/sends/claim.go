@@ -58,14 +58,19 @@ func (c Claimed) Spent() time.Duration {
 
 // Claim takes a job and freezes what is to be sent, in one transaction: the
 // gates asked a last time, the send rows, `queued`, the bytes and the lease.
-// limit bounds the messages of one request; 0 is all. A job whose bytes may
-// have left under an earlier lease gives those bytes again. Claims that come
-// while a transaction is under way share the next one.
+// limit bounds the messages of one request; 0 is all. via is the provider that a
+// new generation goes to, one of Providers; empty is the preferred one. A job
+// whose bytes may have left under an earlier lease gives those bytes again, and
+// its provider whatever via says: see GivenBack. Claims that come while a
+// transaction is under way share the next one.
 //
 // An error may hide a commit that landed: the caller claims again with the same
 // lease, and gets what that commit froze.
-func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, lease uuid.UUID, limit int) (Claimed, Verdict, error) {
-	q := &claiming{slot: slot, ref: ref, lease: lease, limit: limit}
+func (s *Store) Claim(ctx context.Context, slot Slot, ref Ref, lease uuid.UUID, limit int, via string) (Claimed, Verdict, error) {
+	if via == "" {
+		via = s.cfg.Provider
+	}
+	q := &claiming{slot: slot, ref: ref, lease: lease, limit: limit, via: via}
 	if err := s.claims.do(ctx, q); err != nil {
 		return Claimed{}, "", fmt.Errorf("claim job %s: %w", ref.JobID, err)
 	}
@@ -79,6 +84,7 @@ type claiming struct {
 	ref     Ref
 	lease   uuid.UUID
 	limit   int
+	via     string
 	verdict Verdict
 	rare    bool // has a transaction of its own: its way depends on what its last request did
 }
@@ -311,6 +317,18 @@ func (c Claimed) WithSlot(s Slot) Claimed {
 	c.slot = s
 	return c
 }
+
+// GivenBack is the step of a claim whose bytes did not leave, as when its request
+// belongs to another provider than the caller had a token for.
+func (c Claimed) GivenBack() Step {
+	if c.Resend {
+		return Step{State: StateInTopic, Unspent: true, Uncertain: true}
+	}
+	return Step{State: StateInTopic, Unspent: true, Settled: "refused"}
+}
+
+// Remains says that a limit kept messages of the job back.
+func (c Claimed) Remains() bool { return c.more > 0 }
 
 // After names the job's state once these outcomes of its request are recorded:
 // back in the topic while messages wait behind a limit, sent where any message

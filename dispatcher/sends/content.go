@@ -93,7 +93,8 @@ type storedContent struct {
 }
 
 // queueSends writes the send rows and their first status. A refrozen
-// generation finds them there; it is queued anew only after it was given up.
+// generation finds them there, with the provider that the first one went to: the
+// history says who had the later ones. It is queued anew only after it was given up.
 func (s *Store) queueSends(b *pgx.Batch, fs []*fresh) {
 	var (
 		tenants, sendIDs, requests, contacts, origins []uuid.UUID
@@ -101,12 +102,13 @@ func (s *Store) queueSends(b *pgx.Batch, fs []*fresh) {
 		requested                                     []time.Time
 		class                                         []int16
 		indexes, generations                          []int32
-		cells, categories, addresses, contents        []string
+		cells, categories, addresses, contents, vias  []string
 		correlations                                  []string
 	)
 	for _, f := range fs {
 		for _, m := range f.open {
 			tenants, cells, generations = append(tenants, f.TenantID), append(cells, f.job.payload.CellID), append(generations, int32(f.job.generation+1))
+			vias = append(vias, f.via)
 			requested, class, sendIDs = append(requested, m.RequestedAt), append(class, m.RetentionMonths), append(sendIDs, m.SendID)
 			requests, indexes, contacts = append(requests, m.RequestID), append(indexes, int32(m.RecipientIndex)), append(contacts, m.ContactID)
 			categories, addresses, correlations = append(categories, m.Category), append(addresses, m.Address), append(correlations, m.CorrelationID)
@@ -123,17 +125,17 @@ func (s *Store) queueSends(b *pgx.Batch, fs []*fresh) {
 	}
 	const insert = `INSERT INTO messaging.sends (requested_at, retention_months, tenant_id, send_id, cell_id, request_id, recipient_index,
     contact_id, channel, category, provider, address, content, correlation_id, origin_event_id, rule_id, blast_id)
-SELECT r, k, t, i, l, q, n, c, $1, g, $2, a, j::jsonb, x, o, u, b
-FROM unnest($3::timestamptz[], $4::smallint[], $5::uuid[], $6::uuid[], $7::text[], $8::uuid[], $9::int[], $10::uuid[], $11::text[],
-    $12::text[], $13::text[], $14::text[], $15::uuid[], $16::uuid[], $17::uuid[]) AS v(r, k, t, i, l, q, n, c, g, a, j, x, o, u, b)
+SELECT r, k, t, i, l, q, n, c, $1, g, p, a, j::jsonb, x, o, u, b
+FROM unnest($2::text[], $3::timestamptz[], $4::smallint[], $5::uuid[], $6::uuid[], $7::text[], $8::uuid[], $9::int[], $10::uuid[], $11::text[],
+    $12::text[], $13::text[], $14::text[], $15::uuid[], $16::uuid[], $17::uuid[]) AS v(p, r, k, t, i, l, q, n, c, g, a, j, x, o, u, b)
 ON CONFLICT DO NOTHING`
-	b.Queue(insert, s.cfg.Channel, s.cfg.Provider, requested, class, tenants, sendIDs, cells, requests, indexes, contacts,
+	b.Queue(insert, s.cfg.Channel, vias, requested, class, tenants, sendIDs, cells, requests, indexes, contacts,
 		categories, addresses, contents, correlations, origins, rules, blasts)
 	// One `queued` a send, and another when it starts over after it was given up.
 	const queued = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at)
-SELECT r, k, t, i, 'queued', $1, '` + eventQueued + `' || g, g, now()
-FROM unnest($2::timestamptz[], $3::smallint[], $4::uuid[], $5::uuid[], $6::int[]) AS v(r, k, t, i, g)
+SELECT r, k, t, i, 'queued', p, '` + eventQueued + `' || g, g, now()
+FROM unnest($1::text[], $2::timestamptz[], $3::smallint[], $4::uuid[], $5::uuid[], $6::int[]) AS v(p, r, k, t, i, g)
 WHERE g = 1 OR EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = ANY($2) AND h.requested_at = r AND h.send_id = i AND starts_with(h.provider_event_id, '` + eventGaveUp + `'))
 ON CONFLICT DO NOTHING`
-	b.Queue(queued, s.cfg.Provider, requested, class, tenants, sendIDs, generations)
+	b.Queue(queued, vias, requested, class, tenants, sendIDs, generations)
 }

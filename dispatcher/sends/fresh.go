@@ -174,11 +174,11 @@ func (s *Store) freezeFresh(ctx context.Context, tx pgx.Tx, from sender, f *fres
 		return false, err
 	}
 	f.step.Outcomes = append(f.step.Outcomes, failed...)
-	if f.limit > 0 && len(kept) > f.limit {
-		f.more = len(kept) - f.limit
-		kept, rendered = kept[:f.limit], rendered[:f.limit]
+	if limit := s.limit(f.claiming); len(kept) > limit {
+		f.more = len(kept) - limit
+		kept, rendered = kept[:limit], rendered[:limit]
 	}
-	fr, kept, bad, err := s.freeze(f.job, kept, rendered, f.job.now)
+	fr, kept, bad, err := s.freeze(f.job, f.via, kept, rendered)
 	if err != nil {
 		return false, err
 	}
@@ -192,6 +192,15 @@ func (s *Store) freezeFresh(ctx context.Context, tx pgx.Tx, from sender, f *fres
 	}
 	f.frozen, f.Request, f.Messages, f.Provider = fr, fr.request, kept, s.deps.Providers[fr.provider]
 	return true, nil
+}
+
+// limit is how many messages one request of a claim may hold.
+func (s *Store) limit(q *claiming) int {
+	most := s.deps.Providers[q.via].Capabilities().MaxBatch
+	if q.limit > 0 && q.limit < most {
+		return q.limit
+	}
+	return max(most, 1)
 }
 
 const claimSQL = `UPDATE core.processed_jobs j SET state = 'claimed', lease = u.lease, lease_until = clock_timestamp() + $5::interval,

@@ -56,8 +56,8 @@ FROM messaging.send_requests WHERE created_at > $1 AND job_id = $2 AND generatio
 // freeze makes the bytes of the next generation from rendered messages. A
 // message that the adapter refuses for itself comes back in bad, by its index,
 // and the others are frozen without it.
-func (s *Store) freeze(j job, ms []schemas.JobMessage, rendered []provider.Message, now time.Time) (f frozen, kept []schemas.JobMessage, bad []Outcome, err error) {
-	p := s.deps.Providers[s.cfg.Provider]
+func (s *Store) freeze(j job, via string, ms []schemas.JobMessage, rendered []provider.Message) (f frozen, kept []schemas.JobMessage, bad []Outcome, err error) {
+	p := s.deps.Providers[via]
 	batch := s.cfg.Rail == schemas.RailMarketing && p.Capabilities().Batch
 	kept = ms
 	for len(kept) > 0 {
@@ -66,7 +66,7 @@ func (s *Store) freeze(j job, ms []schemas.JobMessage, rendered []provider.Messa
 		switch {
 		case err == nil:
 			gen := j.generation + 1
-			return frozen{createdAt: now, generation: gen, provider: s.cfg.Provider, sendIDs: sendIDs(kept),
+			return frozen{createdAt: j.now, generation: gen, provider: via, sendIDs: sendIDs(kept),
 				request: provider.Request{Frozen: fr, IdempotencyKey: fmt.Sprintf("carril-%s-%d", j.JobID, gen)}}, kept, bad, nil
 		case errors.As(err, &me) && me.Index >= 0 && me.Index < len(kept):
 			bad = append(bad, Outcome{SendID: kept[me.Index].SendID, Failed: me.Reason.Code})

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,10 +64,12 @@ type Config struct {
 	Channel  string
 	Rail     string        // schemas.RailTransactional or RailMarketing
 	Provider string        // name of the provider that new generations go to
+	Others   []string      // further ones, in order, that a claim may name instead while the first is out of order
 	Lease    time.Duration // how long a claim lives; above the provider's deadline; default 60 s
 	Credits  int           // jobs of a tenant in the topic or claimed, transactional only; default CreditsFor the provider's stated rate
-	// UncertainRepeats is how often a request of unknown outcome is repeated for a
-	// provider without idempotency keys; default 0: it is for a person to look at.
+	// UncertainRepeats is how often a request of unknown outcome may reach a
+	// provider without idempotency keys again, each time at the risk that somebody
+	// gets two; default 0: it is for a person to look at.
 	UncertainRepeats int
 }
 
@@ -97,20 +100,16 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	if cfg.Lease == 0 {
 		cfg.Lease = time.Minute
 	}
-	p, ok := deps.Providers[cfg.Provider]
-	if !ok {
-		return nil, fmt.Errorf("sends: no provider %q", cfg.Provider)
+	for i, name := range cfg.names() {
+		if err := cfg.suits(name, deps.Providers[name]); err != nil {
+			return nil, err
+		}
+		if slices.Contains(cfg.names()[:i], name) {
+			return nil, fmt.Errorf("sends: provider %s is named twice", name)
+		}
 	}
 	if cfg.Credits == 0 {
-		cfg.Credits = CreditsFor(p.Capabilities().RatePerSecond)
-	}
-	// FS-MSG-0005 §5: a blast sent one request a message would empty the
-	// provider's bucket for everybody.
-	if cfg.Channel == "email" && cfg.Rail == schemas.RailMarketing && !p.Capabilities().Batch {
-		return nil, fmt.Errorf("sends: provider %s has no batch endpoint and may not carry marketing email", cfg.Provider)
-	}
-	if have := p.Capabilities().Channel; have != cfg.Channel {
-		return nil, fmt.Errorf("sends: provider %s carries %s, not %s", cfg.Provider, have, cfg.Channel)
+		cfg.Credits = CreditsFor(deps.Providers[cfg.Provider].Capabilities().RatePerSecond)
 	}
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -125,6 +124,33 @@ func New(cfg Config, deps Deps) (*Store, error) {
 	s.steps, s.claims, s.refills = newGroup(s.applyAll), newGroup(s.claimAll), newGroup(s.refillAll)
 	return s, nil
 }
+
+// names lists the providers of new generations, the preferred one first.
+func (c Config) names() []string { return append([]string{c.Provider}, c.Others...) }
+
+func (c Config) suits(name string, p provider.Provider) error {
+	if p == nil {
+		return fmt.Errorf("sends: no provider %q", name)
+	}
+	caps := p.Capabilities()
+	switch {
+	case !MayCarry(c.Channel, c.Rail, caps):
+		return fmt.Errorf("sends: provider %s has no batch endpoint and may not carry marketing email", name)
+	case caps.Channel != c.Channel:
+		return fmt.Errorf("sends: provider %s carries %s, not %s", name, caps.Channel, c.Channel)
+	}
+	return nil
+}
+
+// MayCarry says whether a provider may carry a rail at all. A blast of email sent
+// one request a message would empty the provider's bucket for everybody
+// (FS-MSG-0005 §5).
+func MayCarry(channel, rail string, caps provider.Capabilities) bool {
+	return channel != "email" || rail != schemas.RailMarketing || caps.Batch
+}
+
+// Providers lists the providers that a claim may name, the preferred one first.
+func (s *Store) Providers() []string { return s.cfg.names() }
 
 // Wait waits for what the store does for callers that are gone: nobody may call
 // it any more.

@@ -41,6 +41,7 @@ type Step struct {
 	Delay     time.Duration // StateParked: until it may go again
 	Settled   string        // of the request: "taken", "refused" (known not taken), or "" where nobody knows
 	Uncertain bool          // the request may have been taken
+	Unspent   bool          // this attempt at the request reached nobody, whatever an earlier one did: it uses up no repeat
 	Outcomes  []Outcome
 	DeadClass string // StateDead and StateNeedsReview: the dead letter's class
 	PauseSend string // pause the tenant's sender, for this reason
@@ -205,6 +206,7 @@ func (s *Store) queueSteps(b *pgx.Batch, fs []finished) {
 		generations     []int32
 		settled         []string
 		unsure          []bool
+		unspent         []int32
 	)
 	for i, f := range fs {
 		times[i], jobs[i], states[i], reasons[i], delays[i] = f.c.job.at, f.c.JobID, f.step.State, f.step.Reason, f.step.Delay
@@ -215,16 +217,21 @@ func (s *Store) queueSteps(b *pgx.Batch, fs []finished) {
 			uncertain[i] = f.step.Uncertain
 			created, requests, generations = append(created, f.c.frozen.createdAt), append(requests, f.c.JobID), append(generations, int32(f.c.frozen.generation))
 			settled, unsure = append(settled, f.step.Settled), append(unsure, f.step.Uncertain)
+			back := int32(0)
+			if f.step.Unspent {
+				back = 1
+			}
+			unspent = append(unspent, back)
 		}
 	}
 	b.Queue(stepSQL, times, jobs, states, reasons, counted, delays, uncertain, s.worker)
 	if len(requests) == 0 {
 		return
 	}
-	const settle = `UPDATE messaging.send_requests r SET settled = nullif(u.settled, ''), uncertain = r.uncertain OR u.uncertain
-FROM unnest($1::timestamptz[], $2::uuid[], $3::int[], $4::text[], $5::bool[]) AS u(at, job, generation, settled, uncertain)
+	const settle = `UPDATE messaging.send_requests r SET settled = nullif(u.settled, ''), uncertain = r.uncertain OR u.uncertain, attempts = r.attempts - u.unspent
+FROM unnest($1::timestamptz[], $2::uuid[], $3::int[], $4::text[], $5::bool[], $6::int[]) AS u(at, job, generation, settled, uncertain, unspent)
 WHERE r.created_at = ANY($1) AND r.created_at = u.at AND r.job_id = u.job AND r.generation = u.generation`
-	b.Queue(settle, created, requests, generations, settled, unsure)
+	b.Queue(settle, created, requests, generations, settled, unsure, unspent)
 }
 
 // queueAftermath writes what else hangs on a step: seldom anything.

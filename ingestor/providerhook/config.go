@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"strings"
 	"time"
 
@@ -28,11 +29,13 @@ const Route = "/v1/providers/{provider}/webhooks"
 // accepts what it cannot verify.
 type Verifier string
 
-// The verifiers. Both read either family of headers; the names are there for
-// whoever knows his provider by one of them.
+// The verifiers. The first two are one: both read either family of headers, and
+// the names are there for whoever knows his provider by one of them. SignedURL is
+// for callbacks signed with the URL that they are posted to (signature.VerifyURL).
 const (
 	StandardWebhooks Verifier = "standard-webhooks"
 	Svix             Verifier = "svix"
+	SignedURL        Verifier = "signed-url"
 )
 
 // Event is one verified webhook.
@@ -73,6 +76,13 @@ type Source struct {
 	Secrets []Secret
 	// Refer reads a verified body; nil reads nothing. It must bear any input.
 	Refer func(body []byte) Reference
+	// URL is where the provider posts to, as it sees us, without a query; required
+	// with SignedURL and of no use otherwise.
+	URL string
+	// ReferCallback stands for Refer with SignedURL, where the query says as much as
+	// the body; it gives the event's id too, which such callbacks do not carry.
+	// Without an id, an event's bytes are its identity.
+	ReferCallback func(query url.Values, body []byte) (ref Reference, eventID string)
 }
 
 // Config is what the handler is told.
@@ -147,8 +157,14 @@ func (s Source) validate(now time.Time) error {
 	if s.Provider == "" || len(s.Provider) > 32 || strings.Trim(s.Provider, letters) != "" || s.Provider == unknownProvider {
 		return errors.New("provider is no name of lower-case letters, digits and dashes, or it is taken")
 	}
-	if s.Verifier != StandardWebhooks && s.Verifier != Svix {
-		return fmt.Errorf("unknown verifier %q, want %s or %s", s.Verifier, StandardWebhooks, Svix)
+	switch s.Verifier {
+	case StandardWebhooks, Svix:
+	case SignedURL:
+		if u, err := url.Parse(s.URL); err != nil || u.Host == "" || u.RawQuery != "" {
+			return fmt.Errorf("verifier %s needs the URL that is signed, without a query", s.Verifier)
+		}
+	default:
+		return fmt.Errorf("unknown verifier %q, want %s, %s or %s", s.Verifier, StandardWebhooks, Svix, SignedURL)
 	}
 	return validateSecrets(s.Secrets, now)
 }

@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
-
-	"github.com/softcrum/carril/internal/signature"
 )
 
 // Handler answers providers' webhooks. It is safe for concurrent use.
@@ -109,20 +107,16 @@ func (h *Handler) accept(w http.ResponseWriter, r *http.Request, s *source) (pro
 	if p.Status != 0 {
 		return p, outcome
 	}
-	id, err := signature.Verify(holding(*s.secrets.Load(), received), r.Header, body, received)
+	e, err := s.verify(r, body, received)
 	if err != nil {
 		// One answer for every reason; which it was is for the metrics.
-		w.Header().Set("WWW-Authenticate", "StandardWebhooks")
+		w.Header().Set("WWW-Authenticate", s.scheme())
 		return problem{Status: http.StatusUnauthorized, Code: "invalid_signature", Detail: "The webhook's signature does not verify."}, reasonOf(err)
-	}
-	e := Event{Provider: s.Provider, ProviderEventID: id, ReceivedAt: received, RawBody: body}
-	if s.Refer != nil {
-		e.Reference = s.Refer(body)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), h.cfg.Timeout)
 	defer cancel()
 	if err := h.queue.Enqueue(ctx, e); err != nil {
-		h.log.Error("provider webhook not enqueued", "provider", s.Provider, "provider_event_id", id, "error", err)
+		h.log.Error("provider webhook not enqueued", "provider", s.Provider, "provider_event_id", e.ProviderEventID, "error", err)
 		w.Header().Set("Retry-After", strconv.Itoa(int(h.cfg.RetryAfter/time.Second)))
 		return problem{Status: http.StatusServiceUnavailable, Code: "queue_unavailable", Detail: "Send it again."}, outcomeQueue
 	}

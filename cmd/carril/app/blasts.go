@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/dispatcher/blast"
+	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/schemas"
@@ -27,8 +28,8 @@ func (a *App) blasts() (manage.Blasts, error) {
 			return nil, err
 		}
 		cfg.RequestsPerSecond = func(ctx context.Context, tenant uuid.UUID, channel string) float64 {
-			p, ok := d.byChannel[channel]
-			if !ok {
+			p := d.campaigns(channel)
+			if p == nil {
 				return 0
 			}
 			global, own := levels.Rates(p.Name(), tenant, schemas.RailMarketing)
@@ -42,8 +43,8 @@ func (a *App) blasts() (manage.Blasts, error) {
 			return rate
 		}
 		cfg.QuotaLeft = func(ctx context.Context, channel string) (int64, bool) {
-			p, ok := d.byChannel[channel]
-			if !ok {
+			p := d.campaigns(channel)
+			if p == nil {
 				return 0, false
 			}
 			l, err := levels.Levels(ctx, p.Name())
@@ -54,6 +55,16 @@ func (a *App) blasts() (manage.Blasts, error) {
 		}
 	}
 	return blasts{blast.New(cfg, a.side)}, nil
+}
+
+// campaigns is the provider that a channel's marketing goes by first; nil: none.
+func (d *dispatching) campaigns(channel string) provider.Provider {
+	for _, p := range d.byChannel[channel] {
+		if p.Capabilities().Batch || channel != "email" { // FS-MSG-0005 §5
+			return p
+		}
+	}
+	return nil
 }
 
 // quotaReserve is the share of a day's quota that transactional keeps.

@@ -101,6 +101,9 @@ WITH template AS (
 ), sender AS (
     INSERT INTO messaging.senders (tenant_id, channel, sender, domain, verified) VALUES ($1, 'email', 'Demo Shop <shop@example.com>', 'example.com', true)
     ON CONFLICT DO NOTHING
+), number AS (
+    INSERT INTO messaging.senders (tenant_id, channel, sender, verified) VALUES ($1, 'sms', '+15005550006', true)
+    ON CONFLICT DO NOTHING
 )
 INSERT INTO core.rules (tenant_id, rule_id, version, name, event_name, actions) VALUES ($1, $2, 1, 'points and a receipt for a paid invoice', 'invoice.paid',
     '[{"type":"points","points":10},{"type":"notify","channel":"email","category":"transactional","template_id":"receipt"}]')

@@ -69,6 +69,7 @@ func (d *Dev) start(ctx context.Context, set Settings, log *slog.Logger) (err er
 	if err := d.Sandbox.SetWebhook(d.API+"/v1/providers/resend/webhooks", secret); err != nil {
 		return fmt.Errorf("point the sandbox's webhooks here: %w", err)
 	}
+	d.Sandbox.SetCallbacks(d.API)
 	return d.subscribe(ctx)
 }
 
@@ -148,7 +149,7 @@ func (d *Dev) prepare(ctx context.Context, set *Settings, dir string) error {
 	if err := d.seedDemo(ctx, *set, dir); err != nil {
 		return err
 	}
-	d.Sandbox, err = sandbox.New(sandbox.Config{Rate: int(set.ResendRate), APIKeys: []string{d.Demo.ProviderKey},
+	d.Sandbox, err = sandbox.New(sandbox.Config{Rate: int(set.ResendRate), SMSRate: int(set.SMSRate), SMSTokens: []string{d.Demo.ProviderKey}, APIKeys: []string{d.Demo.ProviderKey},
 		Webhook: sandbox.WebhookConfig{DeliveryDelay: 50 * time.Millisecond}}, sandbox.Deps{})
 	if err != nil {
 		return fmt.Errorf("make the provider sandbox: %w", err)
@@ -161,6 +162,10 @@ func (d *Dev) prepare(ctx context.Context, set *Settings, dir string) error {
 		return err
 	}
 	set.ResendURL, set.ResendKey, set.ResendSecrets = d.Sandbox.URL(), d.Demo.ProviderKey, []string{d.Demo.ProviderSecret}
+	// Text messages go to the sandbox as well, where the channel is asked for; it
+	// reports to wherever the API comes to listen.
+	set.SMSURL, set.SMSAccount, set.SMSToken, set.SMSKey = d.Sandbox.URL(), "ACdemo", d.Demo.ProviderKey, ""
+	set.SMSCallbackURL, set.SMSTokens = "http://127.0.0.1/v1/providers/sms/webhooks", nil
 	set.WebhookKey = d.Demo.WebhookKey
 	// The demo's receiver is on this machine, without a certificate.
 	set.WebhookPrivate, set.WebhookHTTP, set.WebhookAnyPort = append(set.WebhookPrivate, "127.0.0.0/8"), true, true

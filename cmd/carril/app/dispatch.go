@@ -10,7 +10,6 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/provider"
-	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/ids"
@@ -22,8 +21,7 @@ import (
 // matcher of a process.
 func (a *App) statuses() *sends.Statuses {
 	if a.statusHandler == nil {
-		parsers := map[string]sends.Parser{resend.Name: resend.ParseWebhook}
-		a.statusHandler = sends.NewStatuses(a.codec, parsers, sends.NewStatusMetrics(a.reg))
+		a.statusHandler = sends.NewStatuses(a.codec, parsers(), sends.NewStatusMetrics(a.reg))
 	}
 	return a.statusHandler
 }
@@ -36,8 +34,9 @@ func (a *App) statusStage() stage {
 
 // dispatching is what rails, sweeps and feeders of one process share.
 type dispatching struct {
-	providers map[string]provider.Provider // by name
-	byChannel map[string]provider.Provider
+	providers map[string]provider.Provider   // by name
+	byChannel map[string][]provider.Provider // the preferred one first
+	repeats   int
 	redis     *redis.Client
 	metrics   *rail.Metrics
 	buckets   *bucket.Metrics
@@ -93,7 +92,21 @@ func (a *App) levels(d *dispatching) (*bucket.Limiter, error) {
 
 // store is a rail's jobs and sends over a pool.
 func (d *dispatching) store(channel, r string, pool *pgxpool.Pool, codec *schemas.Codec) (*sends.Store, error) {
-	return sends.New(sends.Config{Channel: channel, Rail: r, Provider: d.byChannel[channel].Name()}, sends.Deps{Pool: pool, Codec: codec, Providers: d.providers})
+	cfg := sends.Config{Channel: channel, Rail: r}
+	for i, p := range d.carriers(channel, r) {
+		if i == 0 {
+			cfg.Provider = p.Name()
+			continue
+		}
+		cfg.Others = append(cfg.Others, p.Name())
+	}
+	if cfg.Provider == "" {
+		return nil, configError(channel+"-providers", "has none with a batch endpoint, and no other carries marketing %s (FS-MSG-0005 §5): `carril dispatch --rail transactional` does without", channel)
+	}
+	if r == schemas.RailTransactional {
+		cfg.UncertainRepeats = d.repeats
+	}
+	return sends.New(cfg, sends.Deps{Pool: pool, Codec: codec, Providers: d.providers})
 }
 
 // dispatching opens the providers, once a process.
@@ -101,7 +114,7 @@ func (a *App) dispatching() (*dispatching, error) {
 	if a.shared != nil {
 		return a.shared, nil
 	}
-	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string]provider.Provider{}}
+	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string][]provider.Provider{}, repeats: a.set.Repeats}
 	if err := a.openProviders(d); err != nil {
 		return nil, err
 	}
@@ -134,29 +147,9 @@ func (a *App) startDispatch(ctx context.Context) error {
 	return nil
 }
 
-// openProviders makes the adapter of each channel.
-func (a *App) openProviders(d *dispatching) error {
-	for _, channel := range a.set.Channels {
-		if channel != "email" {
-			return configError("channels", "has %q, which no provider serves", channel)
-		}
-		if a.set.ResendKey == "" {
-			return configError("resend-key", "is not set")
-		}
-		p, err := resend.New(resend.Config{APIKey: resend.NewKey(a.set.ResendKey), BaseURL: a.set.ResendURL, RatePerSecond: a.set.ResendRate}, resend.Deps{})
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrConfig, err)
-		}
-		a.stack.OnStop("provider "+p.Name(), p.Close)
-		d.providers[p.Name()], d.byChannel[channel] = p, p
-	}
-	return nil
-}
-
 // startRail runs one rail's worker with pools and buckets of its own.
 func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) error {
 	name := channel + "." + r
-	p := d.byChannel[channel]
 	pool, err := a.pool(ctx, "rail "+name, a.set.PostgresURL, 16)
 	if err != nil {
 		return err
@@ -178,7 +171,8 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 		yield = reader
 	}
 	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
-		Kafka: a.kafka, Pool: pool, Store: store, Provider: p.Name(), Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield, Log: a.log, Metrics: d.metrics})
+		Kafka: a.kafka, Pool: pool, Store: store, Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield,
+		Board: d.redis, BoardPrefix: a.prefix(), Log: a.log, Metrics: d.metrics})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}

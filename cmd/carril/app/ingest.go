@@ -12,7 +12,6 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/ingestor"
 	"github.com/softcrum/carril/ingestor/apikey"
@@ -26,7 +25,6 @@ import (
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/internal/rule"
-	"github.com/softcrum/carril/internal/signature"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
@@ -191,32 +189,16 @@ func (a *App) cursorKey() []byte {
 // providerHooks verifies and enqueues what providers report; nil where no
 // secret was given, so that the route does not exist.
 func (a *App) providerHooks(front *kgo.Client) (http.Handler, error) {
-	if len(a.set.ResendSecrets) == 0 {
-		return nil, nil //nolint:nilnil // no secret, no route
+	sources, err := a.hookSources()
+	if err != nil || len(sources) == 0 {
+		return nil, err
 	}
-	src := providerhook.Source{Provider: resend.Name, Verifier: providerhook.Svix, Refer: referResend}
-	for _, s := range a.set.ResendSecrets {
-		secret, err := signature.ParseSecret(s)
-		if err != nil {
-			return nil, configError("resend-webhook-secrets", "has one that is no whsec_ secret")
-		}
-		src.Secrets = append(src.Secrets, providerhook.Secret{Secret: secret})
-	}
-	h, err := providerhook.New(providerhook.Config{Sources: []providerhook.Source{src}},
+	h, err := providerhook.New(providerhook.Config{Sources: sources},
 		providerhook.Deps{Queue: providerQueue{a, front}, Registerer: a.reg, Logger: a.log})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return h, nil
-}
-
-// referResend reads what a verified webhook is about, as far as it says so.
-func referResend(body []byte) providerhook.Reference {
-	e, err := resend.ParseWebhook(body)
-	if err != nil {
-		return providerhook.Reference{}
-	}
-	return providerhook.Reference{SendID: e.SendID, TenantID: e.TenantID, ProviderMessageID: e.ProviderMessageID}
 }
 
 // providerQueue keeps provider events in their topic.
@@ -255,7 +237,7 @@ func (q providerQueue) Enqueue(ctx context.Context, e providerhook.Event) error 
 // queueHealth reads the state of both rails of every channel; nil where this
 // process is not told of the providers.
 func (a *App) queueHealth() (manage.QueueHealth, error) {
-	if a.set.ResendKey == "" {
+	if a.set.unset() != "" {
 		return nil, nil //nolint:nilnil // no provider, no route
 	}
 	d, err := a.dispatching()
@@ -269,7 +251,7 @@ func (a *App) queueHealth() (manage.QueueHealth, error) {
 	providers := map[string]string{}
 	for _, channel := range a.set.Channels {
 		for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
-			providers[schemas.RailWorker(channel, r)] = d.byChannel[channel].Name()
+			providers[schemas.RailWorker(channel, r)] = d.preferred(channel, r)
 		}
 	}
 	deps := rail.HealthDeps{Pool: a.side, Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Prefix: a.prefix(), Buckets: levels,

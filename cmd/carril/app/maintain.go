@@ -100,7 +100,7 @@ func (a *App) startMonitor(d *dispatching, channel string, depths *rail.DepthMet
 		return err
 	}
 	m := rail.NewMonitor(rail.MonitorConfig{Channel: channel, Prefix: a.prefix(), Holder: owner(), Yield: rail.YieldConfig{Budget: a.set.LatencyBudget}},
-		rail.MonitorDeps{Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Pool: a.direct, Buckets: levels, Provider: d.byChannel[channel].Name(),
+		rail.MonitorDeps{Kafka: a.kafka, Admin: a.adm, Redis: d.redis, Pool: a.direct, Buckets: levels, Provider: d.preferred(channel, schemas.RailTransactional),
 			Log: a.log, Metrics: depths})
 	a.stack.Go(lifecyclePart("depth monitor "+channel, m.Run))
 	return nil
@@ -114,15 +114,24 @@ func (a *App) startSweepAndFeeder(ctx context.Context, d *dispatching, channel s
 		return err
 	}
 	stores := map[string]*sends.Store{}
+	var swept []*sends.Store
 	for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+		if d.preferred(channel, r) == "" {
+			a.log.Warn("no provider carries this rail: what comes for it waits", "channel", channel, "rail", r)
+			continue
+		}
 		if stores[r], err = d.store(channel, r, pool, a.codec); err != nil {
 			return err
 		}
+		swept = append(swept, stores[r])
 	}
 	sweeper := rail.NewSweeper(rail.SweeperConfig{Channel: channel, Holder: owner()}, rail.SweeperDeps{Pool: pool, Kafka: a.kafka, Admin: a.adm,
-		Sink: a.sink(), Stores: []*sends.Store{stores[schemas.RailTransactional], stores[schemas.RailMarketing]}, Log: a.log})
+		Sink: a.sink(), Stores: swept, Log: a.log})
 	a.stack.Go(lifecyclePart("sweep "+channel, sweeper.Run))
-	feed, err := feeder.New(feeder.Config{Channel: channel, Holder: owner()}, feeder.Deps{Pool: pool, Store: stores[schemas.RailMarketing],
+	if stores[schemas.RailMarketing] == nil {
+		return nil
+	}
+	feed, err := feeder.New(feeder.Config{Channel: channel, Holder: owner(), Batch: d.batch(channel)}, feeder.Deps{Pool: pool, Store: stores[schemas.RailMarketing],
 		Kafka: a.kafka, Sink: a.sink(), Log: a.log})
 	if err != nil {
 		return err

@@ -34,6 +34,11 @@ func (s *Settings) validateSecrets() error {
 			return configError("resend-webhook-secrets", "has one that is no whsec_ secret of 24 to 64 bytes")
 		}
 	}
+	for _, token := range s.SMSTokens {
+		if _, err := signature.ParseToken(token); err != nil {
+			return configError("sms-webhook-tokens", "has one that is not 16 to 128 printable characters")
+		}
+	}
 	if s.WebhookKey != "" {
 		if _, err := seal.Parse(s.WebhookKey); err != nil {
 			return configError("webhook-key", "is not 32 bytes in Base64")

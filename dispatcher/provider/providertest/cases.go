@@ -170,7 +170,7 @@ func testWaits(t *testing.T, b *bench) {
 		"Sun, 22 Nov 2020 10:00:30 GMT": time.Second,
 		"soon":                          0,
 	} {
-		b.run(t, "Named_"+value, Throttled, func(s *subject) {
+		b.run(t, "Named_"+value, NamedWait, func(s *subject) {
 			s.Backend.Enact(Behaviour{Kind: Throttled, RetryAfter: &value})
 			res, err := s.send(s.freeze(s.size()))
 			perr := s.failure(res, err, provider.ClassThrottled)
@@ -344,7 +344,7 @@ func testContext(t *testing.T, b *bench) {
 			r := s.freeze(s.size())
 			res, err := s.Provider.Send(deadlineOn{context.Background(), over}, r)
 			perr := s.failure(res, err, provider.ClassUncertain)
-			require.Equal(s.t, "timeout", perr.Code)
+			require.Equal(s.t, s.Timeout, perr.Code)
 			require.ErrorIs(s.t, err, context.DeadlineExceeded)
 			s.physical(1)
 			s.repeats(r, 0)

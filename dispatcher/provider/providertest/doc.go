@@ -4,7 +4,7 @@
 // the request's order, that errors carry nothing private. An adapter's test
 // brings a Backend, which is its provider's protocol spoken by a server that
 // does as it is told; HTTPBackend is most of one for a provider with an HTTP
-// API. Tests alone import this package.
+// API, SMTPBackend is a relay. Tests alone import this package.
 package providertest
 
 import (
@@ -22,6 +22,7 @@ const (
 	Permanent       Kind = "permanent"         // refuse the request for good
 	ItemFailures    Kind = "item_failures"     // take it but for Behaviour.Items
 	Throttled       Kind = "throttled"         // refuse for the rate, with Behaviour.RetryAfter
+	NamedWait       Kind = "named_wait"        // asked of Supports alone: Throttled can say for how long
 	DailyQuota      Kind = "daily_quota"       // refuse for the day's quota
 	MonthlyQuota    Kind = "monthly_quota"     // refuse for the month's quota
 	AccountRefused  Kind = "account_refused"   // refuse the credential
@@ -85,4 +86,6 @@ type Subject struct {
 	Message func(i int) provider.Message
 	// Private are texts that no error may repeat, beside the messages' own.
 	Private []string
+	// Timeout is the code of an attempt whose deadline passed; empty is "timeout".
+	Timeout string
 }

@@ -88,6 +88,8 @@ func (b *HTTPBackend) Supports(kind Kind) bool {
 		return true
 	case ItemFailures, Short:
 		return b.batches()
+	case NamedWait:
+		return b.Supports(Throttled)
 	default:
 		_, _, ok := b.dialect.Failure(kind, http.StatusInternalServerError)
 		return ok

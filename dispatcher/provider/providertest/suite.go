@@ -54,6 +54,9 @@ func (b *bench) run(t *testing.T, name string, kind Kind, test func(s *subject))
 		if s.Message == nil {
 			s.Message = email
 		}
+		if s.Timeout == "" {
+			s.Timeout = "timeout"
+		}
 		s.caps = s.Provider.Capabilities()
 		if !s.Backend.Supports(kind) {
 			t.Skipf("the protocol has no %s", kind)

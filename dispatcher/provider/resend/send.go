@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/dispatcher/provider/payload"
 )
 
 // maxAnswer is how much of an answer's body is read, in bytes; a batch of 100
@@ -29,20 +30,20 @@ const headerIdempotencyKey = "idempotency-key"
 func (a *Adapter) Send(ctx context.Context, r provider.Request) (provider.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
 	defer cancel()
-	body := newPayload(r.Body)
+	body := payload.New(r.Body)
 	req, perr := a.newRequest(ctx, r, body)
 	if perr != nil {
 		return provider.Result{Limits: provider.NoLimits()}, perr
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return provider.Result{Limits: provider.NoLimits()}, a.noAnswer(ctx, err, body.settle())
+		return provider.Result{Limits: provider.NoLimits()}, a.noAnswer(ctx, err, body.Settle())
 	}
 	defer resp.Body.Close()
 	return a.read(ctx, r.Frozen, resp)
 }
 
-func (a *Adapter) newRequest(ctx context.Context, r provider.Request, body *payload) (*http.Request, *provider.Error) {
+func (a *Adapter) newRequest(ctx context.Context, r provider.Request, body *payload.Payload) (*http.Request, *provider.Error) {
 	path, ok := pathOf(r.Endpoint)
 	switch {
 	case !ok:
@@ -57,7 +58,7 @@ func (a *Adapter) newRequest(ctx context.Context, r provider.Request, body *payl
 		return nil, refusal("invalid_request", "the request cannot be built")
 	}
 	req.ContentLength = int64(len(r.Body))
-	req.GetBody = body.again
+	req.GetBody = body.Again
 	req.Header.Set("Authorization", "Bearer "+a.key.Load().value)
 	req.Header.Set("User-Agent", a.cfg.UserAgent)
 	req.Header.Set("Content-Type", "application/json")

@@ -16,6 +16,7 @@ import (
 const (
 	endpointSingle = "emails"
 	endpointBatch  = "batch"
+	endpointTexts  = "messages"
 )
 
 const (
@@ -29,6 +30,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/emails", s.send(endpointSingle))
 	mux.HandleFunc("/emails/batch", s.send(endpointBatch))
+	mux.HandleFunc("/2010-04-01/Accounts/{account}/Messages.json", s.sendText)
 	mux.HandleFunc("GET /sandbox/receipts", s.viewReceipts)
 	mux.HandleFunc("GET /sandbox/requests", s.viewRequests)
 	mux.HandleFunc("GET /sandbox/counters", s.viewCounters)
@@ -51,11 +53,12 @@ type exchange struct {
 	sum      [sha256.Size]byte // of the body
 	record   Request
 	fault    Fault // its kind is empty where none was met
+	render   func(*taken) []byte
 }
 
 func (s *Server) newExchange(w http.ResponseWriter, r *http.Request, endpoint string) *exchange {
 	return &exchange{
-		Server: s, w: w, r: r, endpoint: endpoint,
+		Server: s, w: w, r: r, endpoint: endpoint, render: s.render,
 		record: Request{
 			At: s.now(), Method: r.Method, Path: clip(r.URL.Path, maxIdemKey), Key: clip(r.Header.Get(headerIdem), maxIdemKey),
 		},

@@ -1,7 +1,7 @@
-// Package sandbox is a provider that sends nothing: it serves Resend's API as
-// far as sending goes, with its limits, quotas, idempotency, errors and signed
-// webhooks, and misbehaves on demand. It keeps in memory what it was asked and
-// what it took, for tests and for the eyes of a developer. It is the default
+// Package sandbox is a provider that sends nothing: it serves Resend's API, and
+// one for text messages of the form that Twilio's has, as far as sending goes,
+// with their limits, quotas, idempotency, errors and signed reports, and
+// misbehaves on demand. It keeps in memory what it was asked and what it took, for tests and for the eyes of a developer. It is the default
 // provider of `carril dev`, and what `carril sandbox` runs. It shares no code
 // with the adapter that talks to it, so that one cannot hide a fault of the
 // other.
@@ -47,6 +47,12 @@ type Config struct {
 
 	Webhook WebhookConfig
 
+	// SMSTokens authenticate with the text message API, and the first of them signs
+	// its callbacks; empty accepts any token of 16 characters, which then signs.
+	SMSTokens []string
+	// SMSRate is how many text messages a window takes; 0 is 10.
+	SMSRate int
+
 	// MaxKeys, MaxRequests, MaxReceipts and MaxContents bound what is remembered
 	// of each: the oldest go first, the counters go on. 0 is 250,000 keys, 200
 	// contents, and 100,000 of the others.
@@ -85,6 +91,7 @@ type Deps struct {
 func (c Config) withDefaults() Config {
 	c.Addr = orString(c.Addr, "127.0.0.1:0")
 	c.Rate = or(c.Rate, 5)
+	c.SMSRate = or(c.SMSRate, 10)
 	c.Window = or(c.Window, time.Second)
 	c.KeyLife = or(c.KeyLife, 24*time.Hour)
 	c.MaxKeys = or(c.MaxKeys, 250_000)
@@ -117,7 +124,7 @@ func orString(v, otherwise string) string {
 // not values.
 func (c Config) validate() error {
 	for name, v := range map[string]int64{
-		"rate": int64(c.Rate), "window": int64(c.Window), "key_life": int64(c.KeyLife), "max_keys": int64(c.MaxKeys),
+		"rate": int64(c.Rate), "sms_rate": int64(c.SMSRate), "window": int64(c.Window), "key_life": int64(c.KeyLife), "max_keys": int64(c.MaxKeys),
 		"max_requests": int64(c.MaxRequests), "max_receipts": int64(c.MaxReceipts), "max_contents": int64(c.MaxContents),
 		"webhook.timeout": int64(c.Webhook.Timeout), "webhook.workers": int64(c.Webhook.Workers),
 		"webhook.max_pending": int64(c.Webhook.MaxPending),

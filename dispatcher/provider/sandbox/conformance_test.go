@@ -45,7 +45,7 @@ type backend struct{ *sandbox.Server }
 
 func (b backend) Supports(kind providertest.Kind) bool {
 	_, ok := faultFor(providertest.Behaviour{Kind: kind})
-	return ok || kind == providertest.OK
+	return ok || kind == providertest.OK || kind == providertest.NamedWait
 }
 
 func (b backend) Enact(list ...providertest.Behaviour) {

@@ -13,6 +13,7 @@ type apiError struct {
 	Message    string `json:"message"`
 	retryAfter string // the header, where it has one
 	plain      bool   // answered by what stands before the API, as text
+	text       int    // of the text message API: its code, instead of the name
 }
 
 // The names of Resend's errors that the sandbox gives by itself.
@@ -62,7 +63,11 @@ func (e *apiError) write(w http.ResponseWriter) {
 }
 
 func (e *apiError) body() []byte {
-	body, err := json.Marshal(e)
+	var v any = e
+	if e.text != 0 {
+		v = textError{Code: e.text, Message: e.Message, MoreInfo: "https://example.com/errors/" + strconv.Itoa(e.text), Status: e.Status}
+	}
+	body, err := json.Marshal(v)
 	if err != nil {
 		return nil // three plain fields always encode
 	}

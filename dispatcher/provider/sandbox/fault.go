@@ -3,6 +3,7 @@ package sandbox
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -60,13 +61,15 @@ func (k FaultKind) takesNothing() bool {
 // Fault is what a request meets. It is met behind the checks of key, user agent
 // and rate, so a fault counts against the rate as the request that it is.
 type Fault struct {
-	// Endpoint is "emails" or "batch"; empty is both.
+	// Endpoint is "emails", "batch" or "messages" (the text message API's); empty
+	// is all.
 	Endpoint string    `json:"endpoint,omitempty"`
 	Kind     FaultKind `json:"kind"`
 	// Times is how many requests meet it; 0 is 1.
 	Times int `json:"times,omitempty"`
 	// Status, Name and Message are the error's; 0 and empty are 500 and
-	// application_error. RetryAfter is the header as it stands; absent sends none.
+	// application_error. Of the text message API, Name is the error's number, and
+	// 20500 where it is none. RetryAfter is the header as it stands; absent sends none.
 	Status     int     `json:"status,omitempty"`
 	Name       string  `json:"name,omitempty"`
 	Message    string  `json:"message,omitempty"`
@@ -84,7 +87,7 @@ func (f Fault) check() error {
 	switch {
 	case !f.Kind.known():
 		return fmt.Errorf("unknown kind %q", f.Kind)
-	case f.Endpoint != "" && f.Endpoint != endpointSingle && f.Endpoint != endpointBatch:
+	case f.Endpoint != "" && f.Endpoint != endpointSingle && f.Endpoint != endpointBatch && f.Endpoint != endpointTexts:
 		return fmt.Errorf("unknown endpoint %q", f.Endpoint)
 	case f.Times < 0 || f.DelayMS < 0:
 		return fmt.Errorf("times or delay_ms is negative")
@@ -107,6 +110,19 @@ func (f Fault) reached() {
 // failure is the error that the fault answers with.
 func (f Fault) failure() *apiError {
 	e := refuse(or(f.Status, 500), orString(f.Name, nameApplication), orString(f.Message, "Injected."))
+	if f.RetryAfter != nil {
+		e.retryAfter = *f.RetryAfter
+	}
+	return e
+}
+
+// textFailure is the error in the text message API's own terms.
+func (f Fault) textFailure() *apiError {
+	code, err := strconv.Atoi(f.Name)
+	if err != nil || code <= 0 {
+		code = textServerError
+	}
+	e := refuseText(or(f.Status, 500), code, orString(f.Message, "Injected."))
 	if f.RetryAfter != nil {
 		e.retryAfter = *f.RetryAfter
 	}

@@ -35,6 +35,8 @@ type event struct {
 	at      time.Time // its own time, the same at every attempt
 	due     time.Time
 	attempt int // how many failed
+
+	callback *callback // of a text message; nil for an email
 }
 
 // hooks sends the webhooks: one goroutine waits for what is due, a few send.
@@ -46,6 +48,7 @@ type hooks struct {
 	mu      sync.Mutex
 	url     string
 	secrets []signature.Secret
+	front   string // where callbacks go instead of the host that they name
 	queue   eventQueue
 	open    int           // queued and being sent
 	idle    chan struct{} // closed while open is 0
@@ -234,6 +237,9 @@ func (h *hooks) attempt(ctx context.Context, e event) {
 }
 
 func (h *hooks) post(ctx context.Context, e event) error {
+	if e.callback != nil {
+		return h.call(ctx, *e.callback)
+	}
 	h.mu.Lock()
 	url, secrets := h.url, h.secrets
 	h.mu.Unlock()
@@ -251,6 +257,11 @@ func (h *hooks) post(ctx context.Context, e event) error {
 	req.Header.Set(signature.HeaderSvixID, e.id)
 	req.Header.Set(signature.HeaderSvixTimestamp, strconv.FormatInt(now.Unix(), 10))
 	req.Header.Set(signature.HeaderSvixSignature, signature.SignAll(secrets, e.id, now, body))
+	return h.deliver(req)
+}
+
+// deliver sends one report and wants a 2xx.
+func (h *hooks) deliver(req *http.Request) error {
 	resp, err := h.client.Do(req)
 	if err != nil {
 		return fmt.Errorf("post a webhook: %w", err)

@@ -19,6 +19,14 @@ func (x *exchange) meetFault() {
 	x.ledger.faults.Add(1)
 }
 
+// failure is the error that the fault answers with, as this API says it.
+func (x *exchange) failure() *apiError {
+	if x.endpoint == endpointTexts {
+		return x.fault.textFailure()
+	}
+	return x.fault.failure()
+}
+
 // outcome is what the ledger says of the answer.
 func (f Fault) outcome() string {
 	switch f.Kind {
@@ -47,13 +55,13 @@ func (x *exchange) refuseByFault() *apiError {
 		x.hang()
 		return nil
 	case FaultErrorInSuccess:
-		err := x.fault.failure()
+		err := x.failure()
 		x.record.Name = err.Name
 		x.note("200")
 		writeJSON(x.w, http.StatusOK, err.body())
 		return nil
 	default:
-		return x.fault.failure()
+		return x.failure()
 	}
 }
 
@@ -61,7 +69,7 @@ func (x *exchange) refuseByFault() *apiError {
 func (x *exchange) answer(t *taken) {
 	switch x.fault.Kind {
 	case FaultAcceptThenStatus:
-		x.fault.failure().write(x.w)
+		x.failure().write(x.w)
 	case FaultAcceptThenHang:
 		x.hang()
 	case FaultAcceptThenReset:

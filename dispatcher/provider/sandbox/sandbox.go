@@ -23,6 +23,7 @@ type Server struct {
 	mux    *http.ServeMux
 	faults *faults
 	limit  *limiter
+	texts  *limiter // of the text message API
 	quota  *quota
 	keys   *keys
 	ledger *ledger
@@ -56,6 +57,7 @@ func New(cfg Config, deps Deps) (*Server, error) {
 	rand.Read(s.instance[:])
 	s.faults = &faults{}
 	s.limit = &limiter{rate: cfg.Rate, window: cfg.Window}
+	s.texts = &limiter{rate: cfg.SMSRate, window: cfg.Window}
 	s.quota = &quota{daily: cfg.DailyQuota, monthly: cfg.MonthlyQuota}
 	s.keys = newKeys(cfg.KeyLife, cfg.MaxKeys)
 	s.ledger = newLedger(cfg)
@@ -132,6 +134,11 @@ func (s *Server) SetWebhook(target string, secrets ...signature.Secret) error {
 	return nil
 }
 
+// SetCallbacks has the text messages' callbacks posted to another front than the
+// URLs name, as a proxy would carry them; they are signed as they are named.
+// Empty: as they are named, where that is on this machine.
+func (s *Server) SetCallbacks(front string) { s.hooks.carry(front) }
+
 // Inject queues faults: each is met by the next requests to its endpoint.
 func (s *Server) Inject(list ...Fault) error {
 	for _, f := range list {
@@ -141,6 +148,15 @@ func (s *Server) Inject(list ...Fault) error {
 	}
 	s.faults.add(list)
 	return nil
+}
+
+// InjectJSON is Inject for one fault, or a list of them, in JSON.
+func (s *Server) InjectJSON(raw []byte) error {
+	list, err := parseFaults(raw)
+	if err != nil {
+		return err
+	}
+	return s.Inject(list...)
 }
 
 // ClearFaults drops the faults that nothing has met yet.

@@ -66,10 +66,7 @@ func (s *Server) addFaults(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err == nil {
-		var list []Fault
-		if list, err = parseFaults(body); err == nil {
-			err = s.Inject(list...)
-		}
+		err = s.InjectJSON(body)
 	}
 	if err != nil {
 		refuse(http.StatusBadRequest, nameValidation, err.Error()).write(w)
