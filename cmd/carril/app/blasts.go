@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/dispatcher/blast"
-	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/schemas"
@@ -28,13 +27,13 @@ func (a *App) blasts() (manage.Blasts, error) {
 			return nil, err
 		}
 		cfg.RequestsPerSecond = func(ctx context.Context, tenant uuid.UUID, channel string) float64 {
-			p := d.campaigns(channel)
-			if p == nil {
+			p := d.preferred(channel, schemas.RailMarketing)
+			if p == "" {
 				return 0
 			}
-			global, own := levels.Rates(p.Name(), tenant, schemas.RailMarketing)
+			global, own := levels.Rates(p, tenant, schemas.RailMarketing)
 			rate := global.Rate
-			if l, err := levels.Levels(ctx, p.Name()); err == nil && l.Current > 0 {
+			if l, err := levels.Levels(ctx, p); err == nil && l.Current > 0 {
 				rate = l.Current
 			}
 			if own.Rate > 0 {
@@ -43,11 +42,11 @@ func (a *App) blasts() (manage.Blasts, error) {
 			return rate
 		}
 		cfg.QuotaLeft = func(ctx context.Context, channel string) (int64, bool) {
-			p := d.campaigns(channel)
-			if p == nil {
+			p := d.preferred(channel, schemas.RailMarketing)
+			if p == "" {
 				return 0, false
 			}
-			l, err := levels.Levels(ctx, p.Name())
+			l, err := levels.Levels(ctx, p)
 			if err != nil || l.DayQuota <= 0 {
 				return 0, false
 			}
@@ -55,16 +54,6 @@ func (a *App) blasts() (manage.Blasts, error) {
 		}
 	}
 	return blasts{blast.New(cfg, a.side)}, nil
-}
-
-// campaigns is the provider that a channel's marketing goes by first; nil: none.
-func (d *dispatching) campaigns(channel string) provider.Provider {
-	for _, p := range d.byChannel[channel] {
-		if p.Capabilities().Batch || channel != "email" { // FS-MSG-0005 §5
-			return p
-		}
-	}
-	return nil
 }
 
 // quotaReserve is the share of a day's quota that transactional keeps.

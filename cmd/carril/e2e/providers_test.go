@@ -17,11 +17,11 @@ import (
 func askText(t *testing.T, p *process, idem, to string) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"idempotency_key":%q,"channel":"sms","category":"transactional","recipients":[{"address":%q}],"content":{"text":"Your code is 4711"}}`, idem, to)
-	return call(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, body)
+	return statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, body)
 }
 
-// call sends a request and gives its status.
-func call(t *testing.T, method, url, key, body string) int {
+// statusOf sends a request and gives its status.
+func statusOf(t *testing.T, method, url, key, body string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestTextMessages(t *testing.T) {
 	require.Zero(t, db.count(status, "+50688880004", "sent"))
 	// FS-MSG-0003 AC6
 	require.Equal(t, 1, db.count(`SELECT count(*) FROM messaging.suppressions WHERE channel = 'sms' AND address = '+50688880002' AND reason = 'hard_bounce'`))
-	require.Equal(t, 401, call(t, http.MethodPost, p.API+"/v1/providers/sms/webhooks", "", `{"MessageSid":"SM1"}`))
+	require.Equal(t, 401, statusOf(t, http.MethodPost, p.API+"/v1/providers/sms/webhooks", "", `{"MessageSid":"SM1"}`))
 }
 
 // TestRelayStandsIn has the preferred provider of email refuse the account: what
@@ -70,13 +70,13 @@ func TestRelayStandsIn(t *testing.T) {
 	db := devDatabase(t, data)
 	mail := func(idem, to string) {
 		t.Helper()
-		require.Equal(t, 202, call(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, fmt.Sprintf(
+		require.Equal(t, 202, statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, fmt.Sprintf(
 			`{"idempotency_key":%q,"channel":"email","category":"transactional","recipients":[{"address":%q}],"content":{"subject":"Your code","text":"4711"}}`, idem, to)))
 	}
 	const sent = `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at > now() - interval '1 day' AND status = 'sent' AND provider = $1`
 	mail("before", "ana@example.com")
 	db.await(1, 90*time.Second, sent, "resend")
-	require.Equal(t, 201, call(t, http.MethodPost, p.Sandbox+"/sandbox/faults", "", `{"kind":"status","status":403,"name":"suspended_api_key","times":100000}`))
+	require.Equal(t, 201, statusOf(t, http.MethodPost, p.Sandbox+"/sandbox/faults", "", `{"kind":"status","status":403,"name":"suspended_api_key","times":100000}`))
 	for i := range 5 {
 		mail(fmt.Sprint("after-", i), fmt.Sprintf("ana%d@example.com", i))
 	}
