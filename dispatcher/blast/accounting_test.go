@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func TestAccountingAddsUpWhateverHappens(t *testing.T) {
 		for name, bit := range map[string]int{"delivered": 1, "opened": 2, "bounced": 8, "complained": 16} {
 			marked[name] = d.count(`SELECT count(*) FROM messaging.blast_recipients WHERE blast_id = $1 AND marks & $2::int <> 0`, b.ID, bit)
 		}
-		require.Equal(r, marked, map[string]int64{"delivered": rep.Delivered, "opened": rep.Opened, "bounced": rep.Bounced, "complained": rep.Complained})
+		require.Equal(r, [4]int64{marked["delivered"], marked["opened"], marked["bounced"], marked["complained"]}, [4]int64{rep.Delivered, rep.Opened, rep.Bounced, rep.Complained})
 	})
 }
 
@@ -187,6 +188,28 @@ func TestFoldingChangesNoSum(t *testing.T) {
 	_, err = d.Fold(ctx)
 	require.NoError(t, err)
 	require.Less(t, d.count(`SELECT count(*) FROM messaging.blast_counts WHERE blast_id = $1`, b.ID), int64(foldAbove+50), "a blast's counts stay few")
+}
+
+func TestReportCountsWhoLeft(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	ctx := context.Background()
+	d.contacts(20)
+	d.exec(`INSERT INTO messaging.suppressions (tenant_id, channel, address, reason, created_at) VALUES ($1, 'email', 'p9@example.com', 'unsubscribe', now() - interval '1 day')`, d.tenant)
+	b := d.draft(Audience{Type: FromUpload})
+	_, err := d.Upload(ctx, d.tenant, b.ID, uuid.New(), File{Format: CSV}, strings.NewReader(file(1, 10)), nil)
+	require.NoError(t, err)
+	_, err = d.Start(ctx, d.tenant, b.ID, Start{})
+	require.NoError(t, err)
+	for _, address := range []string{"p1@example.com", "p2@example.com", "p15@example.com"} { // the last is no recipient
+		d.exec(`INSERT INTO messaging.suppressions (tenant_id, channel, address, reason) VALUES ($1, 'email', $2, 'unsubscribe')`, d.tenant, address)
+	}
+	for _, i := range []int{2, 3, 16} { // the first has left in both ways
+		d.exec(`INSERT INTO messaging.consents (tenant_id, contact_id, channel, granted, source) VALUES ($1, $2, 'email', false, 'test')`, d.tenant, d.contact(i))
+	}
+	rep, err := d.Report(ctx, d.tenant, b.ID)
+	require.NoError(t, err)
+	require.Equal(t, int64(3), rep.Unsubscribed)
 }
 
 func TestTrip(t *testing.T) {

@@ -34,7 +34,7 @@ func newCSV(f File, in *bufio.Reader, m *meter) (*csvReader, error) {
 	header, err := c.in.Read()
 	c.n = 1
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return nil, &FileError{Code: EmptyFile, Row: 1, Detail: "There is nothing in the file."}
 	case errors.As(err, new(*csv.ParseError)):
 		return nil, &FileError{Code: NoColumns, Row: c.n, Detail: "The header cannot be read: a quote is out of place."}
@@ -155,7 +155,7 @@ func (c *csvReader) mapsTo(target string) bool {
 func (c *csvReader) next() (*row, error) {
 	c.meter.row = 0
 	record, err := c.in.Read()
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return nil, io.EOF
 	}
 	c.n++

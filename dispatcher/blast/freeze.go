@@ -229,7 +229,7 @@ func addRecipients(ctx context.Context, tx pgx.Tx, b *Blast, rs []recipient) (ta
 	var positions []int64
 	var contacts []uuid.UUID
 	var variables []string
-	addresses = nil
+	var fresh []string
 	for i := range rs {
 		r := &rs[i]
 		if has[r.address] {
@@ -237,7 +237,7 @@ func addRecipients(ctx context.Context, tx pgx.Tx, b *Blast, rs []recipient) (ta
 		}
 		has[r.address], r.taken = true, true
 		positions, contacts = append(positions, b.Recipients), append(contacts, r.contact)
-		addresses, variables = append(addresses, r.address), append(variables, string(r.variables))
+		fresh, variables = append(fresh, r.address), append(variables, string(r.variables))
 		b.Recipients++
 	}
 	if len(positions) == 0 {
@@ -245,7 +245,7 @@ func addRecipients(ctx context.Context, tx pgx.Tx, b *Blast, rs []recipient) (ta
 	}
 	const sql = `INSERT INTO messaging.blast_recipients (blast_id, position, contact_id, address, variables)
 SELECT $1, p, c, a, v::jsonb FROM unnest($2::bigint[], $3::uuid[], $4::text[], $5::text[]) AS u(p, c, a, v)`
-	if _, err := tx.Exec(ctx, sql, b.ID, positions, contacts, addresses, variables); err != nil {
+	if _, err := tx.Exec(ctx, sql, b.ID, positions, contacts, fresh, variables); err != nil {
 		return 0, fmt.Errorf("write recipients: %w", err)
 	}
 	return len(positions), nil

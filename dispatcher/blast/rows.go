@@ -110,7 +110,7 @@ func (f File) open(r io.Reader) (rowReader, error) {
 	in := bufio.NewReaderSize(meter, 4<<10)
 	head, err := in.Peek(3)
 	switch {
-	case len(head) == 0 && err == io.EOF:
+	case len(head) == 0 && errors.Is(err, io.EOF):
 		return nil, &FileError{Code: EmptyFile, Row: 1, Detail: "There is nothing in the file."}
 	case len(head) == 0:
 		return nil, meter.fault(1, err)
@@ -182,11 +182,11 @@ func (d *ndjson) next() (*row, error) {
 	for {
 		d.meter.row = 0
 		line, err := d.line()
-		if len(line) == 0 && err == io.EOF {
+		if len(line) == 0 && errors.Is(err, io.EOF) {
 			return nil, io.EOF
 		}
 		d.n++
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, d.meter.fault(d.n, err)
 		}
 		line = bytes.TrimSpace(line)

@@ -169,7 +169,7 @@ func (in *intake) run(ctx context.Context, f File, body io.Reader) error {
 				in.progress(*in.upload)
 			}
 		}
-		if end == io.EOF {
+		if errors.Is(end, io.EOF) {
 			return nil
 		}
 		if end != nil {
@@ -183,7 +183,7 @@ func (in *intake) run(ctx context.Context, f File, body io.Reader) error {
 func (in *intake) skip(rows rowReader) error {
 	for in.read < in.upload.RowsRead {
 		r, err := rows.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return refuseState("upload_differs", "The file is shorter than what was taken of it under this upload_id.")
 		}
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -255,4 +256,64 @@ func TestAudienceOfContacts(t *testing.T) {
 	require.Equal(t, audienceReport{Looked: 2_598, Taken: gold, FilteredOut: 1_300, WithoutConsent: 2, WithoutAddress: 1, Suppressed: 1}, report)
 	require.Zero(t, d.count(`SELECT count(*) FROM messaging.blast_recipients WHERE blast_id = $1 AND address IN ('p2@example.com', 'p4@example.com', 'p6@example.com', 'p10@example.com', 'p14@example.com')`, b.ID))
 	require.Equal(t, int64(1), d.count(`SELECT count(*) FROM messaging.blast_recipients WHERE blast_id = $1 AND address = 'p12@example.com'`, b.ID))
+}
+
+func TestAnAudienceOfNobodyIsDone(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	ctx := context.Background()
+	d.contacts(10)
+	b := d.draft(Audience{Type: FromContacts, Traits: json.RawMessage(`{"tier":"platinum"}`)})
+	soon := time.Now().Add(time.Hour)
+	got, err := d.Start(ctx, d.tenant, b.ID, Start{At: &soon})
+	require.NoError(t, err)
+	require.Equal(t, Scheduled, got.State)
+	n, err := d.Due(ctx, "email")
+	require.NoError(t, err)
+	require.Zero(t, n, "its time has not come")
+	d.exec(`UPDATE messaging.blasts SET start_at = now() WHERE blast_id = $1`, b.ID)
+	n, err = d.Due(ctx, "email")
+	require.NoError(t, err)
+	require.Equal(t, int64(1), n)
+	more, err := d.Prepare(ctx, "email")
+	require.NoError(t, err)
+	require.False(t, more)
+	_, err = d.Finish(ctx, "email")
+	require.NoError(t, err)
+	got = d.exact(b.ID)
+	require.Equal(t, "done no_recipients", got.State+" "+*got.StateReason)
+	require.NotNil(t, got.FinishedAt)
+}
+
+// BenchmarkUpload takes a file of known contacts, by row.
+func BenchmarkUpload(b *testing.B) {
+	d := newDesk(b)
+	n := max(b.N, 1_000)
+	d.contacts(n)
+	blast := d.draft(Audience{Type: FromUpload})
+	body := file(1, n)
+	b.ReportAllocs()
+	b.ResetTimer()
+	u, err := d.Upload(context.Background(), d.tenant, blast.ID, ids.New(), File{Format: CSV}, strings.NewReader(body), nil)
+	b.StopTimer()
+	require.NoError(b, err)
+	require.Equal(b, int64(n), u.Taken)
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "rows/s")
+}
+
+// BenchmarkFreeze freezes an audience of contacts, by contact.
+func BenchmarkFreeze(b *testing.B) {
+	d := newDesk(b)
+	n := max(b.N, 1_000)
+	d.contacts(n)
+	blast := d.draft(Audience{Type: FromContacts})
+	_, err := d.Start(context.Background(), d.tenant, blast.ID, Start{})
+	require.NoError(b, err)
+	b.ResetTimer()
+	for more := true; more; {
+		more, err = d.Prepare(context.Background(), "email")
+		require.NoError(b, err)
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "contacts/s")
 }

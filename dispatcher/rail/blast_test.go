@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/dispatcher/blast"
 	"github.com/softcrum/carril/dispatcher/feeder"
@@ -227,6 +228,22 @@ func TestBlastAccounting(t *testing.T) {
 		require.Positive(t, looks())
 		require.Equal(t, int64(400), c.get().Progress.Sent)
 		require.Empty(t, b.fake.twice())
+	})
+	t.Run("CountsABatchThatNobodyCouldRead", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		c := b.campaign(40, nil)
+		b.feed(func(f *feeder.Config) { f.Batch, f.SettleAfter = 20, -1 })
+		b.eventually("all is in the topic", func() bool { return b.batches("in_topic") == 2 })
+		var job uuid.UUID
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT job_id FROM core.processed_jobs WHERE id_time > now() - interval '1 day' AND worker = 'rail:email.marketing' LIMIT 1`).Scan(&job))
+		store, err := sends.New(sends.Config{Channel: "email", Rail: schemas.RailMarketing, Provider: "fake"}, sends.Deps{Pool: b.pool, Codec: b.codec, Providers: map[string]provider.Provider{"fake": b.fake}})
+		require.NoError(t, err)
+		for range 2 {
+			require.NoError(t, store.Refuse(t.Context(), sends.Refusal{Class: "unreadable", Reason: "no Avro", JobID: job, Topic: "notif.email.marketing", Record: &kgo.Record{Value: []byte("x")}}))
+			p := c.get().Progress
+			require.Equal(t, [2]int64{20, 20}, [2]int64{p.Dead, p.Pending})
+		}
 	})
 	t.Run("CancelsAtOnceWhatWaitsAndTheTopicAtItsClaim", func(t *testing.T) {
 		t.Parallel()
