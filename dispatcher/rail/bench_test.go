@@ -239,6 +239,7 @@ type setup struct {
 	asker    string
 	provider provider.Provider
 	others   []provider.Provider
+	metrics  *rail.Metrics
 	pool     *pgxpool.Pool // nil: one of its own
 }
 
@@ -299,7 +300,7 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	}
 	w, err := rail.New(cfg, rail.Deps{Kafka: b.kafka, Pool: pool, Store: store, Codec: b.codec, Limiter: limiter,
 		Sink: outbox.ClientSink{Client: b.producer}, Yield: s.yield, Log: testkit.Logger(b.t), Hook: s.hook,
-		Board: rdb, BoardPrefix: b.prefix})
+		Board: rdb, BoardPrefix: b.prefix, Metrics: s.metrics})
 	require.NoError(b.t, err)
 	return w, limiter, func() { pool.Close(); _ = rdb.Close() }
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/dispatcher/provider"
@@ -166,6 +167,44 @@ func TestFailover(t *testing.T) {
 		up.Store(true)
 		b.await(30, "sent")
 		everybodyOnce(t, all, other)
+	})
+
+	// A job that was put aside while its outcome was unknown comes back to a rail
+	// that uses the other provider by now: its bytes go where they belong, under a
+	// token of that bucket.
+	t.Run("TakesWhatWasPutAsideBackToItsProvider", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sweep()
+		other := second()
+		var up atomic.Bool
+		b.fake.set(func(n int, req provider.Request) (provider.Result, error) {
+			switch {
+			case up.Load():
+				return b.fake.take(req)
+			case n == 1:
+				return b.fake.takenButLost(req)
+			default:
+				return provider.Result{}, &provider.Error{Class: provider.ClassConfiguration, Status: 401, Code: "invalid_api_key"}
+			}
+		})
+		metrics := rail.NewMetrics(prometheus.NewRegistry(), []string{"email"})
+		first := b.enqueue(job{})
+		b.start(setup{others: []provider.Provider{other}, metrics: metrics, cfg: func(c *rail.Config) {
+			c.Concurrency, c.Budget, c.Backoff, c.Tries, c.Recheck = 1, time.Millisecond, time.Second, 1000, time.Hour
+		}})
+		b.eventually("it is put aside", func() bool {
+			return b.count(`SELECT count(*) FROM core.processed_jobs WHERE id_time > now() - interval '1 day' AND attempts > 0`) == 1
+		})
+		all := append(first, b.enqueue(make([]job, 5)...)...)
+		b.await(5, "sent")
+		b.eventually("it came back and was not given to the other", func() bool { return metrics.Rerouted("email", schemas.RailTransactional) > 0 })
+		require.Zero(t, other.keysOf(first[0]))
+		require.Equal(t, 1, b.fake.keysOf(first[0]))
+		for _, id := range all[1:] {
+			require.Equal(t, 1, other.delivered(id))
+		}
+		require.Equal(t, 1, b.fake.delivered(first[0]))
 	})
 
 	t.Run("IsSeenInTheHealthOfTheQueues", func(t *testing.T) {

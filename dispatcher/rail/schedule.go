@@ -93,15 +93,22 @@ func (w *Worker) pickNext(now time.Time) (*item, *queue, time.Duration) {
 	if wait := w.standstill(now); wait > 0 {
 		return nil, nil, wait
 	}
+	var aside []*item
+	defer func() { w.setAside(aside) }()
 	it, q, when := w.ring.next(now)
 	for it != nil {
 		r, wait := w.way(it, now)
-		if wait == 0 {
+		switch {
+		case wait == 0:
 			it.route = r
 			r.health.begin()
 			return it, q, 0
+		case it.bound != "" && wait > w.cfg.Budget/10 && w.ring.take(it):
+			it.entry.w.fly(it.entry)
+			aside = append(aside, it)
+		default:
+			it.ready = now.Add(wait) // others pass it
 		}
-		it.ready = now.Add(wait) // its only provider is out of order; others pass it
 		it, q, when = w.ring.next(now)
 	}
 	if when.IsZero() {
@@ -146,17 +153,35 @@ func (w *Worker) parkBehind(now time.Time) {
 	for i, it := range items {
 		waits[i] = sends.Parking{Ref: it.ref, Delay: min(delays[i], time.Minute)}
 	}
-	w.senders.Go(func() { w.park(items, waits) })
+	w.senders.Go(func() { w.park(items, waits, sends.ReasonTenantBucket) })
+}
+
+// backToProvider is how soon what may have been taken is tried again at its
+// provider while that is out of order and another carries the rest.
+const backToProvider = 10 * time.Second
+
+// setAside parks what has to wait for its own provider, so that it does not age
+// in the topic: a rail that another provider serves well is not behind. It is
+// called under the worker's mutex.
+func (w *Worker) setAside(items []*item) {
+	if len(items) == 0 {
+		return
+	}
+	waits := make([]sends.Parking, len(items))
+	for i, it := range items {
+		waits[i] = sends.Parking{Ref: it.ref, Delay: backToProvider}
+	}
+	w.senders.Go(func() { w.park(items, waits, sends.ReasonProvider) })
 }
 
 // park puts queued jobs aside in one transaction and lets their offsets go.
-func (w *Worker) park(items []*item, waits []sends.Parking) {
+func (w *Worker) park(items []*item, waits []sends.Parking, reason string) {
 	err := w.persist(func(ctx context.Context) error {
 		slot, err := w.slots.current(ctx)
 		if err != nil {
 			return err
 		}
-		return w.deps.Store.Park(ctx, slot, waits, sends.ReasonTenantBucket)
+		return w.deps.Store.Park(ctx, slot, waits, reason)
 	})
 	if err != nil {
 		return // the worker is ending: the records come again

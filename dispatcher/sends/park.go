@@ -27,8 +27,13 @@ const parkSQL = `WITH mine AS (
     WHERE j.id_time = ANY($1) AND j.worker = $5 AND (j.state = 'in_topic') IS TRUE
     ORDER BY j.id_time, j.job_id FOR UPDATE OF j SKIP LOCKED
 )
-UPDATE core.processed_jobs j SET state = 'parked', reason = $6, not_before = clock_timestamp() + mine.d, waited = ` + waitedSoFar + `, updated_at = now()
+UPDATE core.processed_jobs j SET state = 'parked', reason = $6, not_before = clock_timestamp() + mine.d,
+    waited = ` + waitedSoFar + ` + CASE WHEN $7 THEN mine.d ELSE interval '0' END, updated_at = now()
 FROM mine WHERE j.id_time = ANY($1) AND j.id_time = mine.id_time AND j.job_id = mine.job_id AND j.worker = $5`
+
+// ReasonProvider parks what may have been taken by a provider that is out of
+// order: it has no other, and its retry window stands still meanwhile.
+const ReasonProvider = "provider_failing"
 
 // Park puts jobs that wait in the topic aside until their time, in one
 // transaction; what is not in the topic under its turn any more is left alone.
@@ -43,7 +48,7 @@ func (s *Store) Park(ctx context.Context, slot Slot, jobs []Parking, reason stri
 		times[i], refs[i], turns[i], delays[i] = ids.Time(j.JobID), j.JobID, j.Turn, j.Delay
 	}
 	err := pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, parkSQL, times, refs, turns, delays, s.worker, reason)
+		_, err := tx.Exec(ctx, parkSQL, times, refs, turns, delays, s.worker, reason, reason == ReasonProvider)
 		return err
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package smtp_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -63,7 +64,7 @@ func parts(t require.TestingT, m *mail.Message) map[string]string {
 	r := multipart.NewReader(m.Body, params["boundary"])
 	for {
 		p, err := r.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out
 		}
 		require.NoError(t, err)
