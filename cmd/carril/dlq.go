@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/cmd/carril/app"
+	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/deadletter"
 )
 
@@ -210,7 +211,7 @@ func (c dlqChange) change(e *environment, do func(ctx context.Context, s *deadle
 	if err != nil {
 		return err
 	}
-	store := deadletter.New(pool, nil)
+	store := deadletter.New(pool, sends.Replays{})
 	if c.DryRun {
 		f.Status = deadletter.StatusOpen
 		n, err := store.Count(ctx, f)

@@ -130,7 +130,7 @@ func TestBlastAccounting(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
 			for _, job := range jobs {
-				if err := sends.ReopenBlast(t.Context(), tx, "rail:email.marketing", job); err != nil {
+				if err := sends.ReopenBlast(t.Context(), tx, "rail:email.marketing", job, uuid.Nil); err != nil {
 					return err
 				}
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/deadletter"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -253,6 +254,81 @@ func TestExhausted(t *testing.T) {
 	requests, _ := b.fake.count()
 	require.Equal(t, 4, requests)
 	require.Equal(t, []string{"messaging.message.failed"}, b.changes(1)[id])
+}
+
+// FS-MSG-0005 §7: what was given up goes again once a person says so, as a new
+// generation; what may have gone stays with the person.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	replay := func(b *bench, want int) deadletter.Done {
+		store := deadletter.New(b.pool, sends.Replays{})
+		done, err := store.Replay(t.Context(), deadletter.Filter{Status: deadletter.StatusOpen, Stage: "rail:email." + schemas.RailTransactional}, "ops", "", want)
+		require.NoError(t, err)
+		return done
+	}
+	t.Run("SendsAMessageThatWasGivenUp", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sweep()
+		b.fake.set(func(_ int, r provider.Request) (provider.Result, error) {
+			return provider.Result{}, &provider.Error{Class: provider.ClassRetryable, Status: 503, Code: "unavailable"}
+		})
+		id := b.enqueue(job{})[0]
+		b.start(setup{cfg: func(c *rail.Config) { c.Tries, c.Backoff, c.BackoffMax = 2, time.Millisecond, 4*time.Millisecond }})
+		b.await(1, "dead")
+		require.Len(t, replay(b, 1).Changed, 1) // the provider is still away: given up again, under a dead letter of its own
+		b.eventually("a second dead letter", func() bool { return b.count(`SELECT count(*) FROM core.dead_letters WHERE send_id = $1`, id) == 2 })
+		b.await(1, "dead")
+		b.fake.set(func(_ int, r provider.Request) (provider.Result, error) { return b.fake.take(r) })
+		require.Len(t, replay(b, 1).Changed, 1, "the one that is open")
+		b.await(1, "sent")
+		require.Equal(t, 1, b.fake.delivered(id))
+		h := b.history(id)
+		require.Equal(t, [2]int{2, 1}, [2]int{h["failed"], h["sent"]}, "%v", h)
+		require.Zero(t, b.count(`SELECT count(*) FROM core.dead_letters WHERE status = 'open'`))
+	})
+	t.Run("LeavesWhatMayHaveGoneToAPerson", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sweep()
+		b.fake.caps.IdempotencyKeys = false
+		b.fake.next(b.fake.takenButLost)
+		id := b.enqueue(job{})[0]
+		b.start(setup{})
+		b.await(1, "needs_review")
+		done := replay(b, 1)
+		require.Empty(t, done.Changed)
+		require.ErrorIs(t, done.Refused[0].Err, deadletter.ErrSend)
+		require.Equal(t, 1, b.fake.delivered(id))
+	})
+	t.Run("SendsOnlyTheMessageOfABatchThatWasGivenUp", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sweep()
+		b.fake.set(func(_ int, r provider.Request) (provider.Result, error) { return b.fake.takeBut(r, "never") })
+		_, all := b.enqueueBatch(b.tenant, 10, func(i int, j *job) {
+			if i == 4 || i == 6 {
+				j.subject = "never"
+			}
+		})
+		b.start(setup{rail: schemas.RailMarketing, cfg: func(c *rail.Config) { c.Tries, c.Backoff = 2, time.Millisecond }})
+		b.await(1, "dead")
+		b.fake.set(func(_ int, r provider.Request) (provider.Result, error) { return b.fake.take(r) })
+		for _, i := range []int{4, 6} { // one after the other: the batch is sent in between
+			var letter uuid.UUID
+			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT dead_letter_id FROM core.dead_letters WHERE send_id = $1`, all[i]).Scan(&letter))
+			store := deadletter.New(b.pool, sends.Replays{})
+			done, err := store.Replay(t.Context(), deadletter.Filter{IDs: []uuid.UUID{letter}}, "ops", "", 0)
+			require.NoError(t, err)
+			require.Len(t, done.Changed, 1, done.Refused)
+			b.eventually("it has arrived", func() bool { return b.fake.delivered(all[i]) == 1 })
+			b.await(1, "sent")
+		}
+		for _, id := range all {
+			require.Equal(t, 1, b.fake.delivered(id))
+		}
+		require.Empty(t, b.fake.twice())
+	})
 }
 
 // F32

@@ -92,11 +92,11 @@ func (r *blastRows) queue(b *pgx.Batch) {
 	}
 }
 
-// ReopenBlast counts what a job's replay sends again as pending: its recipients
-// that were given up or needed a person. A blast that was done runs until they
-// have their outcome. Whoever replays a dead letter calls it in the transaction
-// that moves the job.
-func ReopenBlast(ctx context.Context, tx pgx.Tx, worker string, job uuid.UUID) error {
+// ReopenBlast counts what a replay sends again as pending: the recipient of a
+// send, or all of a job (uuid.Nil) that were given up or needed a person. A blast
+// that was done runs until they have their outcome. Whoever replays a dead letter
+// calls it in the transaction that moves the job.
+func ReopenBlast(ctx context.Context, tx pgx.Tx, worker string, job, send uuid.UUID) error {
 	// The blast's row first: whoever ends it reads its counts under the same lock.
 	const lock = `SELECT b.state FROM messaging.blasts b WHERE b.blast_id IN (SELECT (j.payload -> 'messages' -> 0 ->> 'blast_id')::uuid
     FROM core.processed_jobs j WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id = $3) FOR NO KEY UPDATE OF b`
@@ -108,11 +108,12 @@ func ReopenBlast(ctx context.Context, tx pgx.Tx, worker string, job uuid.UUID) e
     FROM core.processed_jobs j, jsonb_array_elements(j.payload -> 'messages') AS m
     WHERE j.id_time = $1 AND j.worker = $2 AND j.job_id = $3 AND r.blast_id = (m ->> 'blast_id')::uuid
         AND r.position = (m ->> 'recipient_index')::bigint AND r.outcome IN ('dead', 'needs_review')
+        AND ($4::uuid = '00000000-0000-0000-0000-000000000000' OR (m ->> 'send_id')::uuid = $4)
     RETURNING r.blast_id
 )
 UPDATE messaging.blasts b SET state = 'running', state_reason = NULL, finished_at = NULL, updated_at = now()
 WHERE b.state = 'done' AND b.blast_id IN (SELECT blast_id FROM back)`
-	if _, err := tx.Exec(ctx, sql, ids.Time(job), worker, job); err != nil {
+	if _, err := tx.Exec(ctx, sql, ids.Time(job), worker, job, send); err != nil {
 		return fmt.Errorf("reopen a blast's recipients: %w", err)
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/softcrum/carril/internal/deadletter"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/schemas"
 )
@@ -114,8 +115,9 @@ func (s *Store) pending(ctx context.Context, tx pgx.Tx, j job) ([]schemas.JobMes
 	}
 	first, last := bounds(j.payload.Messages)
 	const sql = `SELECT send_id FROM messaging.provider_messages WHERE send_id = ANY($1)
-UNION SELECT send_id FROM messaging.send_status_history
-WHERE send_id = ANY($1) AND requested_at >= $2 AND requested_at <= $3 AND starts_with(provider_event_id, '` + eventFailed + `')`
+UNION SELECT h.send_id FROM messaging.send_status_history h
+WHERE h.send_id = ANY($1) AND h.requested_at >= $2 AND h.requested_at <= $3 AND starts_with(h.provider_event_id, '` + eventFailed + `')
+    AND NOT EXISTS (SELECT FROM core.dead_letters d WHERE d.send_id = h.send_id AND d.status = '` + deadletter.StatusReplayed + `' AND d.status_at > h.recorded_at)`
 	rows, err := tx.Query(ctx, sql, sendIDs(j.payload.Messages), first, last)
 	if err != nil {
 		return nil, fmt.Errorf("find what is left of job %s: %w", j.JobID, err)

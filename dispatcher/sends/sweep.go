@@ -222,13 +222,14 @@ ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED`
 	return n + len(jobs), msgs, err
 }
 
-// unhold lets go what a paused sender or blast held, once it is resumed; what
-// belongs to a cancelled blast ends.
+// unhold lets go what a paused sender or blast held, once it is resumed, and what
+// a person has replayed; what belongs to a cancelled blast ends.
 func (s *Store) unhold(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int, []outbox.Message, error) {
 	const free = `SELECT j.id_time, j.job_id FROM core.processed_jobs j
 WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = ANY($2) AND j.state = 'held' AND (
     j.reason IN ('sender_paused', 'sender_unverified') AND EXISTS (SELECT FROM messaging.senders d
         WHERE d.tenant_id = j.tenant_id AND d.channel = $4 AND d.paused_at IS NULL AND d.verified)
+    OR j.reason = '` + reasonReplayed + `'
     OR j.reason = '` + reasonBlastPaused + `' AND EXISTS (SELECT FROM messaging.blasts b
         WHERE b.blast_id = (j.payload->'messages'->0->>'blast_id')::uuid AND b.state NOT IN ('paused'))
     OR j.reason = '` + reasonRailPaused + `' AND NOT EXISTS (SELECT FROM messaging.tenant_rails r

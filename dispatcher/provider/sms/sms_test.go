@@ -370,8 +370,9 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// elsewhere are paths of such an API that do more than send one message.
-var elsewhere = regexp.MustCompile(`(?i)twilio\.com/.|/(Calls|IncomingPhoneNumbers|AvailablePhoneNumbers|Recordings|Keys|Tokens|Usage|Contacts|Verifications)(\.json|/)|^github\.com/twilio/`)
+// elsewhere are paths of such an API that do more than send one message. It
+// writes them with capitals, and we write ours without.
+var elsewhere = regexp.MustCompile(`(?i:twilio\.com/.)|/(Calls|IncomingPhoneNumbers|AvailablePhoneNumbers|Recordings|Keys|Tokens|Usage|Contacts|Verifications)(\.json|/)|^github\.com/twilio/`)
 
 func TestRepository(t *testing.T) {
 	t.Parallel()
@@ -404,7 +405,7 @@ func TestRepository(t *testing.T) {
 			`package x; const p = "https://lookups.twilio.com/v2/Phones"`: 1,
 			`package x; import _ "github.com/twilio/twilio-go"`:           1,
 			`package x; const p = "https://api.twilio.com"`:               0,
-			`package x; const p = "/v1/core/contacts"`:                    0,
+			`package x; const p = "/v1/core/contacts/{contact_id}"`:       0,
 		} {
 			require.Len(t, strays(t, "x.go", []byte(src)), want, src)
 		}
