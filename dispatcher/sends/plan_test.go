@@ -50,7 +50,7 @@ FROM generate_series(1, $2::int) i`, worker, depth, state)
 			"claim": {sends.ClaimSQL, []any{times, jobs, jobs, make([]int32, n), time.Minute, worker}},
 			"ours":  {sends.OursSQL, []any{times, worker, jobs}},
 			"step":  {sends.StepSQL, []any{times, jobs, states, none, make([]int32, n), make([]time.Duration, n), make([]bool, n), worker}},
-			"park":  {sends.ParkSQL, []any{times, jobs, ones, make([]time.Duration, n), worker, "tenant_bucket"}},
+			"park":  {sends.ParkSQL, []any{times, jobs, ones, make([]time.Duration, n), worker, "tenant_bucket", false}},
 		} {
 			if read[name] == nil {
 				read[name] = map[int]int{}
