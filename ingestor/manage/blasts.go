@@ -329,11 +329,15 @@ func (m *Routes) testBlast(ctx context.Context, r *http.Request, tenant uuid.UUI
 // listBlasts answers GET /v1/messaging/blasts.
 func (m *Routes) listBlasts(w http.ResponseWriter, r *http.Request) {
 	tenant, problem := m.readsBlasts(r)
-	var q *listQuery
+	q := &listQuery{}
 	if problem == nil {
 		q, problem = parseQuery(r, "blasts", []string{"state"})
 	}
-	if problem == nil && q.values.Get("state") != "" && !slices.Contains(m.deps.Blasts.States(), q.values.Get("state")) {
+	if problem != nil {
+		problem.Write(w, r)
+		return
+	}
+	if q.values.Get("state") != "" && !slices.Contains(m.deps.Blasts.States(), q.values.Get("state")) {
 		problem = badParameter("state is one of " + strings.Join(m.deps.Blasts.States(), ", ") + ".")
 	}
 	behind := position{time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), uuid.Max}

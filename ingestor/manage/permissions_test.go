@@ -55,6 +55,10 @@ func TestTemplateRoutes(t *testing.T) {
 	require.JSONEq(t, `{"subject":"Thank you, <Ana>","html":"<p>&lt;Ana&gt;</p>","text":"Thanks <Ana>"}`, got)
 	code, _ := d.refused(http.MethodPost, route+"/preview", all+"/receipt/preview", `{}`)
 	require.Equal(t, "missing_variable", code)
+	for _, version := range []string{"-1", "2147483648", "1.5"} {
+		_, pointer := d.refused(http.MethodPost, route+"/preview", all+"/receipt/preview", `{"version":`+version+`}`)
+		require.Equal(t, "/version", pointer)
+	}
 
 	for _, c := range []struct{ id, body, code, pointer string }{
 		{"a%20b", body, "invalid_template_id", ""},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -157,8 +158,11 @@ func (m *Routes) previewTemplate(ctx context.Context, r *http.Request, tenant uu
 	if problem := fields(body, "", map[string]any{"variables": &variables, "version": &version}); problem != nil {
 		return nil, problem, nil
 	}
-	if len(variables) > 0 && variables[0] != '{' || version < 0 {
-		return nil, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/variables", Detail: "variables is an object, version 1 or more."}), nil
+	if len(variables) > 0 && variables[0] != '{' {
+		return nil, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/variables", Detail: "variables is an object."}), nil
+	}
+	if version < 0 || version > math.MaxInt32 {
+		return nil, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/version", Detail: "A version is 1 or more; without it, or 0, it is the newest."}), nil
 	}
 	id, ok := templateID(r)
 	if !ok {

@@ -34,7 +34,7 @@ type Demo struct {
 const demoFile = "demo.json"
 
 // demoScopes is what the demo key may do.
-var demoScopes = []string{"core.events.write", "core.events.read", "core.taxonomy.manage", "core.rules.manage", "messaging.templates.manage", "messaging.senders.manage", "messaging.consents.manage", "messaging.suppressions.manage", "messaging.messages.write", "messaging.blasts.write", "messaging.sends.read", "webhooks.manage"}
+var demoScopes = []string{"core.events.write", "core.events.read", "core.contacts.read", "core.contacts.erase", "core.taxonomy.manage", "core.rules.manage", "messaging.templates.manage", "messaging.senders.manage", "messaging.consents.manage", "messaging.suppressions.manage", "messaging.messages.write", "messaging.blasts.write", "messaging.sends.read", "webhooks.manage"}
 
 // loadDemo reads the demo's secrets, or makes them.
 func loadDemo(dir string) (*Demo, error) {
