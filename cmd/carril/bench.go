@@ -109,6 +109,7 @@ type benchEffectCmd struct {
 	Rate         float64 `default:"2000" help:"Events a second in an open loop, each of which fires a rule."`
 	Connections  int     `help:"Connections of the generator; the benchmark's own number when 0."`
 	ProviderRate float64 `default:"10" help:"Requests a second that the provider takes meanwhile."`
+	Partitions   int     `help:"Partitions of each topic; the deployment's own counts when 0. Few make large batches, which is what few cores want."`
 }
 
 func (c benchEffectCmd) Run(e *environment) error {
@@ -116,10 +117,10 @@ func (c benchEffectCmd) Run(e *environment) error {
 	if err != nil {
 		return err
 	}
-	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Connections < 0 {
-		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, connections not negative", app.ErrConfig)
+	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Connections < 0 || c.Partitions < 0 || c.Partitions > 100 {
+		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, connections not negative, partitions up to 100", app.ErrConfig)
 	}
-	cfg.Rate, cfg.ProviderRate, cfg.Connections = c.Rate, c.ProviderRate, c.Connections
+	cfg.Rate, cfg.ProviderRate, cfg.Connections, cfg.Partitions = c.Rate, c.ProviderRate, c.Connections, c.Partitions
 	return e.bench(c.benchFlags, cfg, benchmarks.Effect)
 }
 

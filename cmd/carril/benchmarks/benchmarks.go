@@ -34,6 +34,9 @@ type Config struct {
 	Events   int // append, backlog: how many wait; default 200,000
 	Contacts int // append, backlog: how many people they are about; default a tenth of Events
 	Blast    int // blast-vs-otp: messages of the blast; default 20,000
+	// Partitions of each topic, for effect; 0: the deployment's own counts. Fewer
+	// make larger batches: what two cores have is few transactions.
+	Partitions int
 	// ProviderRate is what the provider takes, in requests a second; 0: 5 for
 	// blast-vs-otp, no limit elsewhere.
 	ProviderRate float64

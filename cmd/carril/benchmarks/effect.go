@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/bench"
+	"github.com/softcrum/carril/schemas"
 )
 
 const (
@@ -38,7 +39,13 @@ func Effect(ctx context.Context, cfg Config) (*bench.Report, error) {
 	if cfg.ProviderRate == 0 {
 		cfg.ProviderRate = effectProvider
 	}
-	return measure(ctx, cfg, "effect", siteConfig{}, func(ctx context.Context, r *run, rep *bench.Report) error {
+	want := siteConfig{partitions: map[string]int32{}}
+	if cfg.Partitions > 0 {
+		for _, t := range schemas.Topics(cfg.Settings.Channels) {
+			want.partitions[t.Name] = int32(cfg.Partitions)
+		}
+	}
+	return measure(ctx, cfg, "effect", want, func(ctx context.Context, r *run, rep *bench.Report) error {
 		body, err := eventBody(r.Payload, time.Now())
 		if err != nil {
 			return err
@@ -75,6 +82,9 @@ func (e *effect) measure(ctx context.Context, rep *bench.Report) error {
 	rep.Unit, rep.Mode = "events", fmt.Sprintf("open loop at %g events a second, from the 202 to points and a queued notification", e.Rate)
 	rep.Baseline.What = "the same for one event at a time, alone in the same system"
 	rep.Settings["connections"], rep.Settings["rate"], rep.Settings["provider_rate"] = conns, e.Rate, e.ProviderRate
+	if e.Partitions > 0 {
+		rep.Settings["partitions"] = e.Partitions
+	}
 	rep.Details = map[string]any{}
 	share := e.Duration / 2
 	if _, _, err := e.offer(ctx, 20, min(share, time.Second), 1, 1); err != nil { // warm-up

@@ -262,10 +262,10 @@ func testCut(t *testing.T, b *bench) {
 }
 
 func testKeys(t *testing.T, b *bench) {
+	if !b.keys {
+		return
+	}
 	b.run(t, "TheSameRequestIsOneEffect", OK, func(s *subject) {
-		if !s.caps.IdempotencyKeys {
-			s.t.Skip("the provider has no keys")
-		}
 		r := s.freeze(s.size())
 		var first []provider.Item
 		for range 3 {
@@ -280,9 +280,6 @@ func testKeys(t *testing.T, b *bench) {
 	})
 
 	b.run(t, "TheSameRequestAtOnceIsOneEffect", OK, func(s *subject) {
-		if !s.caps.IdempotencyKeys {
-			s.t.Skip("the provider has no keys")
-		}
 		r := s.freeze(s.size())
 		var wg sync.WaitGroup
 		errs := make([]error, 16)
@@ -301,9 +298,6 @@ func testKeys(t *testing.T, b *bench) {
 	})
 
 	b.run(t, "AnotherPayloadUnderAKeyIsRefusedForGood", OK, func(s *subject) {
-		if !s.caps.IdempotencyKeys {
-			s.t.Skip("the provider has no keys")
-		}
 		r := s.freeze(1)
 		res, err := s.send(r)
 		s.succeeds(res, err, 1)
