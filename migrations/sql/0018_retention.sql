@@ -1,4 +1,7 @@
 -- +goose Up
+-- A day is dropped when it is 25 h old: one more behind it would be made again and
+-- again.
+UPDATE core.partitioned_tables SET behind = 1 WHERE parent = 'messaging.send_requests';
 ALTER TABLE core.retention_ledger
     ADD COLUMN successor   text,
     ADD COLUMN export_run  uuid,
@@ -342,6 +345,7 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose Down
+UPDATE core.partitioned_tables SET behind = 2 WHERE parent = 'messaging.send_requests';
 DROP FUNCTION core.trim_spans(integer, integer), core.drop_day(text, regclass), core.drop_empty_step(text, regclass), core.drop_empty_leaf(text, regclass),
     core.drop_detached(uuid, interval, timestamptz), core.detached_unpublished(uuid), core.lock_detached(uuid), core.move_grown(uuid, timestamptz),
     core.has_grown(uuid, timestamptz), core.growers(uuid, timestamptz), core.detach_leaf(text, regclass, uuid), core.unpublished_lanes(timestamptz, timestamptz),
