@@ -9,7 +9,8 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
-export CARRIL_SERVICES_DIR=$root/.carril/fault-services
+dir=$root/.carril/fault-services
+export CARRIL_SERVICES_DIR=$dir
 services=deploy/services/services.sh
 figures=$root/.carril/fault-figures
 tests=
@@ -17,7 +18,7 @@ tests=
 finish() {
   trap - EXIT INT TERM HUP
   if [[ -n $tests ]] && kill -TERM "$tests" 2>/dev/null; then wait "$tests" || true; fi
-  "$services" down 2>/dev/null || echo "test-faults: the services could not all be stopped" >&2
+  CARRIL_SERVICES_DIR=$dir "$services" down 2>/dev/null || echo "test-faults: the services could not all be stopped" >&2
 }
 trap finish EXIT
 trap 'exit 130' INT TERM HUP
