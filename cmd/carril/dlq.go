@@ -44,7 +44,7 @@ type dlqFilter struct {
 	Stage  string `help:"Of one stage, e.g. append, rules, rail:email.transactional."`
 	Class  string `help:"Of one class, e.g. undecodable, refused_by_database, unknown_tenant."`
 	Tenant string `help:"Of one tenant: slug or id."`
-	Since  string `help:"Made since then: a time (2026-11-30T12:00:00Z) or an age (2h)." placeholder:"TIME"`
+	Since  string `help:"Made since then: a day (2026-11-30), a time (2026-11-30T12:00:00Z) or an age (2h)." placeholder:"TIME"`
 	Until  string `help:"Made before then: a time or an age." placeholder:"TIME"`
 }
 
@@ -80,9 +80,9 @@ func instant(flag, s string) (time.Time, error) {
 	if age, err := time.ParseDuration(s); err == nil && age > 0 {
 		return time.Now().Add(-age), nil
 	}
-	t, err := time.Parse(time.RFC3339, s)
+	t, err := parseWhen("--"+flag, s)
 	if err != nil {
-		return t, fmt.Errorf("%w: --%s takes a time like 2026-11-30T12:00:00Z or an age like 2h", app.ErrConfig, flag)
+		return t, fmt.Errorf("%w, or an age: 2h", err)
 	}
 	return t, nil
 }

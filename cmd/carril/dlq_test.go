@@ -37,7 +37,7 @@ VALUES ($1, 'append', 'undecodable', 'malformed record', '0198c0de-0000-7000-800
 		{args: "dlq list", out: "core.events/0@41"},
 		{args: "dlq list --stage append --json", out: `"dead_letter_id":"` + record + `"`},
 		{args: "dlq list --tenant nobody", code: exitUsage, errs: "no tenant"},
-		{args: "dlq list --since yesterday", code: exitUsage, errs: "--since takes"},
+		{args: "dlq list --since yesterday", code: exitUsage, errs: `--since "yesterday" is no time`},
 		{args: "dlq show " + record, out: `"class": "undecodable"`},
 		{args: "dlq show 0198c0de-0000-7000-8000-000000000009", code: exitFailed, errs: "no such dead letter"},
 		{args: "dlq replay", code: exitUsage, errs: "by id, or by stage"},

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/internal/bench"
@@ -29,11 +28,11 @@ type exportCmd struct {
 }
 
 func (c exportCmd) Run(e *environment) error {
-	from, err := parseMoment("--from", c.From)
+	from, err := parseWhen("--from", c.From)
 	if err != nil {
 		return err
 	}
-	to, err := parseMoment("--to", c.To)
+	to, err := parseWhen("--to", c.To)
 	if err != nil {
 		return err
 	}
@@ -105,13 +104,4 @@ func outURL(out string) (string, error) {
 		return "", fmt.Errorf("find the folder: %w", err)
 	}
 	return (&url.URL{Scheme: "file", Path: filepath.ToSlash(dir)}).String(), nil
-}
-
-func parseMoment(flag, s string) (time.Time, error) {
-	for _, layout := range []string{time.DateOnly, time.RFC3339Nano} {
-		if t, err := time.Parse(layout, s); err == nil {
-			return t.UTC(), nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("%w: %s is a day as 2026-11-01 or a time as 2026-11-01T00:00:00Z", app.ErrConfig, flag)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/gates"
+	"github.com/softcrum/carril/internal/identifier"
 )
 
 // freezeChunk is how many contacts one transaction of a freeze looks at.
@@ -24,17 +25,6 @@ type audienceReport struct {
 	WithoutAddress int64 `json:"without_address"`
 	Suppressed     int64 `json:"suppressed"`
 	Duplicates     int64 `json:"duplicates"` // two contacts with one address
-}
-
-// addressKind is the kind of identifier that a channel's addresses are.
-func addressKind(channel string) string {
-	switch channel {
-	case "email":
-		return "email"
-	case "sms", "whatsapp":
-		return "phone"
-	}
-	return channel
 }
 
 // candidate is a contact that a freeze looks at.
@@ -75,7 +65,7 @@ func candidates(ctx context.Context, db querier, tenant uuid.UUID, channel strin
 	if traits == nil {
 		traits = json.RawMessage(`{}`)
 	}
-	rows, err := db.Query(ctx, candidatesSQL, tenant, after, channel, traits, limit, addressKind(channel))
+	rows, err := db.Query(ctx, candidatesSQL, tenant, after, channel, traits, limit, identifier.OfChannel(channel))
 	if err != nil {
 		return nil, fmt.Errorf("look at contacts: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/gates"
+	"github.com/softcrum/carril/internal/identifier"
 )
 
 // resolveSQL finds whom a row names and where that person gets messages of the
@@ -47,7 +48,7 @@ func resolve(ctx context.Context, tx pgx.Tx, b *Blast, chunk []*row) ([]recipien
 	if len(asked) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.Query(ctx, resolveSQL, b.tenant, kinds, values, contacts, addressKind(b.Channel), given)
+	rows, err := tx.Query(ctx, resolveSQL, b.tenant, kinds, values, contacts, identifier.OfChannel(b.Channel), given)
 	if err != nil {
 		return nil, fmt.Errorf("find contacts: %w", err)
 	}
@@ -115,11 +116,12 @@ func (r *row) named(channel string) (kind, value string, contact uuid.UUID, addr
 			return bad(BadContactID, "contact_id")
 		}
 		return "", "", contact, address, true
-	case by == "external_id":
-		if len(v) > 512 {
-			return bad(UnknownContact, "external_id")
+	case by == identifier.ExternalID:
+		id, err := identifier.Normalize(by, v)
+		if err != nil {
+			return bad(UnknownContact, by)
 		}
-		return "external_id", v, uuid.Nil, address, true
+		return by, id, uuid.Nil, address, true
 	}
-	return addressKind(channel), address, uuid.Nil, address, true
+	return identifier.OfChannel(channel), address, uuid.Nil, address, true
 }

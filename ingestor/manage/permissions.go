@@ -17,6 +17,7 @@ import (
 	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/httpserver"
+	"github.com/softcrum/carril/internal/identifier"
 )
 
 // Scopes of what the gates go by.
@@ -135,32 +136,23 @@ func (m *Routes) readConsent(object []byte, at string) (s gates.Said, problem *h
 		}
 		s.ContactID = id
 	case external != nil && contact == nil && address == nil:
-		if s.Kind, s.Value = "external_id", strings.TrimSpace(*external); s.Value == "" || len(s.Value) > 512 {
-			return wrong("/external_id", "external_id is not empty, and at most 512 bytes.")
+		var err error
+		s.Kind = identifier.ExternalID
+		if s.Value, err = identifier.Normalize(s.Kind, *external); err != nil {
+			return wrong("/external_id", "external_id is "+err.Error()+".")
 		}
 	case address != nil && contact == nil && external == nil:
-		var ok bool
-		if s.Kind = addressKind(s.Channel); s.Kind == "" {
+		var err error
+		if s.Kind = identifier.OfChannel(s.Channel); s.Kind == "" {
 			return wrong("/address", "A contact of this channel is not named by an address.")
 		}
-		if s.Value, ok = gates.Normalize(s.Channel, strings.TrimSpace(*address)); !ok {
+		if s.Value, err = identifier.Normalize(s.Kind, *address); err != nil {
 			return wrong("/address", "This is no address of the channel.")
 		}
 	default:
 		return wrong("", "A contact is named by one of contact_id, external_id and address.")
 	}
 	return s, nil
-}
-
-// addressKind is the kind of identifier that a channel's addresses are.
-func addressKind(channel string) string {
-	switch channel {
-	case "email":
-		return "email"
-	case "sms", "whatsapp":
-		return "phone"
-	}
-	return ""
 }
 
 func (m *Routes) listConsents(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error) {

@@ -144,6 +144,9 @@ func TestConsentRoutes(t *testing.T) {
 	}
 	require.Len(t, list("acme", ben), 2)
 	require.Equal(t, false, list("acme", ben)[0]["granted"], "the last word counts")
+	zoe := contact(d.acme, "external_id", "Zo\u00e9") // as identity keeps it
+	got = say(`{"consents":[{"external_id":" Zoe\u0301","granted":true}]}`)
+	require.Contains(t, got, zoe.String(), "an identifier is looked up in the form in which it is kept")
 	say(`{"consents":[{"address":"ana@example.com","granted":true,"source":"checkout"}]}`)
 	require.Len(t, list("acme", ana), 1, "a retry changes nothing")
 	require.Equal(t, "checkout", list("acme", ana)[0]["source"])

@@ -37,6 +37,18 @@ var nobody = map[string]bool{
 // MaxBytes bounds one identifier's value.
 const MaxBytes = 512
 
+// OfChannel is the kind of identifier that a channel delivers to; empty where a
+// person has none that is delivered to.
+func OfChannel(channel string) string {
+	switch channel {
+	case "email":
+		return Email
+	case "sms", "whatsapp":
+		return Phone
+	}
+	return ""
+}
+
 // Normalize gives an identifier the one form under which it is kept: an email
 // in lower case with its domain as an A-label, a phone number in E.164. The
 // error says why a value is nobody's, without repeating it.

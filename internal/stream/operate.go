@@ -53,7 +53,8 @@ const raiseLanes = `UPDATE core.outbox_lanes SET epoch = CASE WHEN epoch > 0 THE
 // Restored says that the database was restored to an earlier time while Kafka was
 // not. Every owner of before is fenced, for positions, lanes and leases have
 // fallen back to epochs that were given out already; and each lane begins a new
-// incarnation, for its sequences will be given out a second time.
+// incarnation, for its sequences will be given out a second time; the lane itself
+// notes up to where they mean the same (restored_counter).
 func Restored(ctx context.Context, pool *pgxpool.Pool, by string) (done Restore, err error) {
 	done.ID = ids.New()
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -70,10 +71,7 @@ func Restored(ctx context.Context, pool *pgxpool.Pool, by string) (done Restore,
 		}
 		done.Lanes = tag.RowsAffected()
 		const restore = `INSERT INTO core.database_restores (restore_id, restored_by, positions, lanes) VALUES ($1, $2, $3, $4)`
-		if _, err := tx.Exec(ctx, restore, done.ID, by, done.Positions, done.Lanes); err != nil {
-			return err
-		}
-		_, err = tx.Exec(ctx, `INSERT INTO core.outbox_incarnations (lane, incarnation, safe_seq, restore_id) SELECT lane, incarnation - 1, counter, $1 FROM core.outbox_lanes`, done.ID)
+		_, err = tx.Exec(ctx, restore, done.ID, by, done.Positions, done.Lanes)
 		return err
 	})
 	if err != nil {

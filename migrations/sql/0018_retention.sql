@@ -72,11 +72,6 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE FUNCTION core.detached_tables(parent_table text) RETURNS TABLE (run_id uuid, leaf text, lower_bound timestamptz, upper_bound timestamptz)
-LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
-    SELECT l.run_id, l.leaf, l.lower_bound, l.upper_bound FROM core.retention_ledger l WHERE l.parent = parent_table AND l.state <> 'dropped' ORDER BY l.detached_at
-$$;
-
 -- Lanes whose relay has not passed what they wrote into a range of time.
 CREATE FUNCTION core.unpublished_lanes(lo timestamptz, hi timestamptz) RETURNS TABLE (lane integer, producer text, relay bigint, last_seq bigint)
 LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
@@ -317,7 +312,6 @@ END $$;
 COMMENT ON FUNCTION core.due_leaves IS 'Leaves whose whole range is older than their class at an instant (FS-CORE-0006 §9).';
 COMMENT ON FUNCTION core.is_empty IS 'Whether a table has no row.';
 COMMENT ON FUNCTION core.detached IS 'Rows of a table that were detached and not dropped, in a range of time (both ends count) and of some tenants (null: any). Use: SELECT … FROM core.tracked_events e WHERE … UNION ALL SELECT … FROM core.detached(NULL::core.tracked_events, $1, $2, $3) e WHERE …, in one statement. 40001: one of them was dropped meanwhile, ask again.';
-COMMENT ON FUNCTION core.detached_tables IS 'The tables that were detached from a parent and not dropped: what changes rows must change them there too (erasure).';
 COMMENT ON FUNCTION core.unpublished_lanes IS 'Lanes of events whose relay has not passed what they wrote into a range of time.';
 COMMENT ON FUNCTION core.detach_leaf IS 'Detaches a leaf, puts an empty successor in its place and writes the ledger, in one transaction; gives the successor. 55P03: try again.';
 COMMENT ON FUNCTION core.growers IS 'Tenants whose plan keeps the rows of a detached table for longer than its class.';
@@ -349,6 +343,6 @@ UPDATE core.partitioned_tables SET behind = 2 WHERE parent = 'messaging.send_req
 DROP FUNCTION core.trim_spans(integer, integer), core.drop_day(text, regclass), core.drop_empty_step(text, regclass), core.drop_empty_leaf(text, regclass),
     core.drop_detached(uuid, interval, timestamptz), core.detached_unpublished(uuid), core.lock_detached(uuid), core.move_grown(uuid, timestamptz),
     core.has_grown(uuid, timestamptz), core.growers(uuid, timestamptz), core.detach_leaf(text, regclass, uuid), core.unpublished_lanes(timestamptz, timestamptz),
-    core.detached_tables(text), core.detached(anyelement, timestamptz, timestamptz, uuid[]), core.is_empty(regclass), core.due_leaves(timestamptz);
+    core.detached(anyelement, timestamptz, timestamptz, uuid[]), core.is_empty(regclass), core.due_leaves(timestamptz);
 DROP TABLE core.expired_keys;
 ALTER TABLE core.retention_ledger DROP COLUMN successor, DROP COLUMN export_run, DROP COLUMN moved, DROP COLUMN superseded, DROP COLUMN exported_at, DROP COLUMN trouble;

@@ -2,22 +2,13 @@
 -- +goose StatementBegin
 CREATE FUNCTION core.leaves(parent_table text, lo timestamptz, hi timestamptz) RETURNS TABLE (leaf oid, name text, detached boolean)
 LANGUAGE sql STABLE AS $$
-    WITH months AS (
-        SELECT i.inhrelid AS rel, regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']+)''\) TO \(''([^'']+)''\)') AS bounds
-        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = parent_table::regclass
-    ), near AS (
-        SELECT rel FROM months WHERE bounds IS NULL OR bounds[1]::timestamptz < hi AND bounds[2]::timestamptz > lo
-    ), live AS (
-        SELECT coalesce(i.inhrelid, near.rel) AS rel FROM near LEFT JOIN pg_inherits i ON i.inhparent = near.rel
-    ), gone AS (
-        SELECT l.leaf_oid AS rel FROM core.retention_ledger l
-        WHERE l.parent = parent_table AND l.state <> 'dropped' AND l.lower_bound < hi AND l.upper_bound > lo
-    )
-    SELECT c.oid, format('%I.%I', n.nspname, c.relname), NOT EXISTS (SELECT FROM live WHERE live.rel = c.oid)
-    FROM (SELECT rel FROM live UNION SELECT rel FROM gone) t
-    JOIN pg_class c ON c.oid = t.rel AND c.relkind = 'r'
-    JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT c.oid, format('%I.%I', n.nspname, c.relname), u.gone -- the snapshot's names, which regclass does not give
+    FROM (SELECT t.part, false FROM core.partition_tree(parent_table) t
+        WHERE t.is_leaf AND (t.is_default OR t.lower_bound < hi AND t.upper_bound > lo)
+        UNION ALL
+        SELECT l.leaf_oid, true FROM core.retention_ledger l
+        WHERE l.parent = parent_table AND l.state <> 'dropped' AND l.lower_bound < hi AND l.upper_bound > lo) u (rel, gone)
+    JOIN pg_class c ON c.oid = u.rel JOIN pg_namespace n ON n.oid = c.relnamespace
     ORDER BY 2
 $$;
 -- +goose StatementEnd

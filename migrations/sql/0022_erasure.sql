@@ -96,21 +96,12 @@ CREATE TRIGGER stays_erased BEFORE UPDATE ON core.contacts
     FOR EACH ROW WHEN (OLD.erased_at IS NOT NULL) EXECUTE FUNCTION core.guard_erased_contact();
 COMMENT ON FUNCTION core.guard_erased_contact IS 'Nothing brings an erased person back.';
 
--- The leaves of a table that hold rows: its partitions, and what retention has
--- detached and not dropped yet.
 -- +goose StatementBegin
-CREATE FUNCTION core.leaves_of(parent_table text) RETURNS TABLE (leaf oid, name text) LANGUAGE sql STABLE AS $$
-    SELECT c.oid, format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind = 'r' AND c.oid IN (
-        SELECT t.relid FROM pg_partition_tree(parent_table::regclass) t WHERE t.isleaf
-        UNION SELECT l.leaf_oid FROM core.retention_ledger l WHERE l.parent = parent_table AND l.state <> 'dropped')
-$$;
-
 CREATE FUNCTION core.open_leaf(parent_table text, leaf oid) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE found text;
 BEGIN
-    SELECT l.name INTO found FROM core.leaves_of(parent_table) l WHERE l.leaf = open_leaf.leaf;
+    SELECT l.name INTO found FROM core.leaves(parent_table, '-infinity', 'infinity') l WHERE l.leaf = open_leaf.leaf;
     IF found IS NOT NULL AND NOT has_table_privilege('carril_eraser', leaf, 'SELECT, UPDATE') THEN
         EXECUTE 'GRANT SELECT, UPDATE ON ' || found || ' TO carril_eraser';
     END IF;
@@ -167,7 +158,6 @@ BEGIN
     END IF;
 END $$;
 -- +goose StatementEnd
-COMMENT ON FUNCTION core.leaves_of IS 'Every table that holds rows of a partitioned one, detached and undropped ones too.';
 COMMENT ON FUNCTION core.open_leaf IS 'Lets carril_eraser at a leaf; its name, or null where it is gone.';
 COMMENT ON FUNCTION core.erase_events IS 'Empties a page of people''s events in a leaf, and gives the page.';
 COMMENT ON FUNCTION core.erase_sends IS 'Empties a page of people''s sends in a leaf, and gives the page with the addresses that stood there.';
@@ -180,7 +170,7 @@ GRANT SELECT ON core.erasures, core.erasure_stores TO carril_readonly;
 -- +goose Down
 DROP TRIGGER stays_erased ON core.contacts;
 DROP TRIGGER hide_erased ON messaging.suppressions;
-DROP FUNCTION core.erase_sends, core.erase_events, core.open_leaf, core.leaves_of, core.guard_erased_contact, messaging.hide_erased_address,
+DROP FUNCTION core.erase_sends, core.erase_events, core.open_leaf, core.guard_erased_contact, messaging.hide_erased_address,
     core.erased_address, core.erased_hash;
 DROP INDEX core.warnings_event;
 DROP INDEX core.erased_identifiers_erasure;

@@ -13,6 +13,7 @@ import (
 
 	"github.com/softcrum/carril/internal/db/processordb"
 	"github.com/softcrum/carril/internal/gates"
+	"github.com/softcrum/carril/internal/identifier"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/kafka"
 	"github.com/softcrum/carril/internal/outbox"
@@ -82,7 +83,7 @@ func (h *Handler) findContacts(ctx context.Context, tx pgx.Tx, b *stream.Batch, 
 		if r.asked.ExternalID != "" {
 			m[identity.KindExternalID] = r.asked.ExternalID
 		}
-		if kind := addressKind(r.req.Channel); r.asked.Address != "" && kind != "" {
+		if kind := identifier.OfChannel(r.req.Channel); r.asked.Address != "" && kind != "" {
 			m[kind] = r.asked.Address
 		}
 		raw, err := json.Marshal(m)
@@ -165,23 +166,12 @@ func (h *Handler) platformEvents(ctx context.Context, tx pgx.Tx, b *stream.Batch
 	return eventlog.AppendPlatform(ctx, tx, b, h.deps.Codec, events)
 }
 
-// addressKind is the identifier that a channel delivers to.
-func addressKind(channel string) string {
-	switch channel {
-	case "email":
-		return identity.KindEmail
-	case "sms":
-		return identity.KindPhone
-	}
-	return ""
-}
-
 // findAddresses gives each recipient the address named for it, else its
 // contact's newest of the channel's kind.
 func (h *Handler) findAddresses(ctx context.Context, tx pgx.Tx, rs []*recipient) error {
 	var asked processordb.NewestAddressesParams
 	for _, r := range rs {
-		kind := addressKind(r.req.Channel)
+		kind := identifier.OfChannel(r.req.Channel)
 		switch {
 		case r.reason != "":
 		case kind == "":
@@ -209,7 +199,7 @@ func (h *Handler) findAddresses(ctx context.Context, tx pgx.Tx, rs []*recipient)
 	}
 	for _, r := range rs {
 		if r.reason == "" && r.address == "" {
-			r.address = found[owner{r.contact, addressKind(r.req.Channel)}]
+			r.address = found[owner{r.contact, identifier.OfChannel(r.req.Channel)}]
 		}
 	}
 	return nil

@@ -190,7 +190,7 @@ func (e *erasure) split(seek *seeking, channel string, all []json.RawMessage) (m
 		if err := json.Unmarshal(raw, &m); err != nil {
 			return nil, nil, nil, fmt.Errorf("read a job's message: %w", err)
 		}
-		if !seek.contacts[strings.ToLower(m.ContactID.String())] && !(m.ContactID == uuid.Nil && seek.is(addressKind(channel), m.Address)) {
+		if !seek.contacts[strings.ToLower(m.ContactID.String())] && !(m.ContactID == uuid.Nil && seek.is(identifier.OfChannel(channel), m.Address)) {
 			others, kept = append(others, raw), append(kept, raw)
 			continue
 		}
@@ -203,14 +203,6 @@ func (e *erasure) split(seek *seeking, channel string, all []json.RawMessage) (m
 		kept = append(kept, empty)
 	}
 	return mine, others, kept, nil
-}
-
-// addressKind is the identifier that a channel delivers to.
-func addressKind(channel string) string {
-	if channel == "email" {
-		return identifier.Email
-	}
-	return identifier.Phone
 }
 
 // blasts hides the person among the recipients of blasts.

@@ -36,7 +36,7 @@ func readPlace(raw json.RawMessage) (p place, err error) {
 // The names of leaves are no query of sqlc's: they are the catalog's.
 const (
 	nextLeaf = `SELECT n.leaf, coalesce(core.open_leaf($1, n.leaf), '')
-FROM (SELECT l.leaf FROM core.leaves_of($1) l WHERE l.leaf >= $2 ORDER BY l.leaf LIMIT 1) n`
+FROM (SELECT l.leaf FROM core.leaves($1, '-infinity', 'infinity') l WHERE l.leaf >= $2 ORDER BY l.leaf LIMIT 1) n`
 	eraseEvents = `SELECT event_id, occurred_at, received_at, emptied FROM core.erase_events($1, $2, $3, $4, $5, $6)`
 	eraseSends  = `SELECT send_id, requested_at, channel, coalesce(address, ''), emptied FROM core.erase_sends($1, $2, $3, $4, $5, $6)`
 )

@@ -4,7 +4,7 @@
 // export; counts a month stay for ever. Every step stands in
 // core.retention_ledger, so that a run after a crash goes on where the last one
 // stopped, and so that what is detached is still found by who reads it
-// (core.detached) or changes it (core.detached_tables). It also removes what has
+// (core.detached) or changes it (core.leaves). It also removes what has
 // served its time without an export: days of work, spans, fence rows, warnings.
 //
 // Making partitions is left to processor/partition, writing objects to the

@@ -128,7 +128,7 @@ func TestRetention(t *testing.T) {
 		b.dies("verified")
 		void := b.text(`SELECT object FROM core.retention_ledger`)
 		require.Contains(t, b.store.objects[void], "Ana")
-		leaf := b.text(`SELECT leaf FROM core.detached_tables('core.tracked_events')`)
+		leaf := b.text(`SELECT name FROM core.leaves('core.tracked_events', '-infinity', 'infinity') WHERE detached`)
 		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `SET LOCAL ROLE carril_eraser`)
 			require.NoError(t, err)
@@ -149,7 +149,7 @@ func TestRetention(t *testing.T) {
 		b := newBench(t)
 		b.event("k", due, 13, true)
 		b.dies("detached")
-		leaf := b.text(`SELECT leaf FROM core.detached_tables('core.tracked_events')`)
+		leaf := b.text(`SELECT name FROM core.leaves('core.tracked_events', '-infinity', 'infinity') WHERE detached`)
 		for _, sql := range []string{`DELETE FROM ` + leaf, `UPDATE ` + leaf + ` SET event_name = 'x'`} {
 			_, err := b.pool.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "append-only", sql)
