@@ -105,17 +105,7 @@ func (s *Store) Report(ctx context.Context, tenant, id uuid.UUID) (*Report, erro
 	if b.StartedAt == nil {
 		return r, nil
 	}
-	// The few who left since the blast began are looked up among its recipients,
-	// not the other way round.
-	const left = `SELECT count(*) FROM (
-    SELECT r.position FROM messaging.suppressions s JOIN messaging.blast_recipients r ON r.blast_id = $2 AND r.address = s.address
-    WHERE s.tenant_id = $1 AND s.channel = $3 AND s.reason = 'unsubscribe' AND s.created_at >= $4
-    UNION
-    SELECT r.position FROM messaging.consents k JOIN core.contact_identifiers i ON i.tenant_id = k.tenant_id AND i.contact_id = k.contact_id
-    JOIN messaging.blast_recipients r ON r.blast_id = $2 AND r.address = i.value
-    WHERE k.tenant_id = $1 AND k.channel = $3 AND k.purpose = 'marketing' AND NOT k.granted AND k.changed_at >= $4
-) u`
-	if err := s.pool.QueryRow(ctx, left, tenant, id, b.Channel, *b.StartedAt).Scan(&r.Unsubscribed); err != nil {
+	if err := s.pool.QueryRow(ctx, `SELECT messaging.blast_unsubscribed($1)`, id).Scan(&r.Unsubscribed); err != nil {
 		return nil, fmt.Errorf("count who has unsubscribed: %w", err)
 	}
 	return r, nil

@@ -244,29 +244,34 @@ BEGIN
 END $$;
 
 -- Drops a day of work that is over; gives the reason where it is not.
-CREATE FUNCTION core.drop_day(of_table text, day_table regclass) RETURNS text
+CREATE FUNCTION core.drop_past(of_table text, past regclass) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET lock_timeout = '1s' AS $$
 DECLARE
-    busy boolean := false; reason text; guard text; again text;
+    busy boolean := false; reason text; guard text; again text; began timestamptz;
 BEGIN
-    PERFORM FROM core.partition_tree(of_table) t JOIN core.partitioned_tables p ON p.parent = of_table AND p.step = 'day'
-        WHERE t.part = day_table AND t.upper_bound < now() - interval '1 day';
+    SELECT t.lower_bound INTO began FROM core.partition_tree(of_table) t JOIN core.partitioned_tables p ON p.parent = of_table AND NOT p.classes
+        WHERE t.part = past AND t.upper_bound < now() - interval '1 day';
     IF NOT FOUND THEN
-        RAISE EXCEPTION '% is no past day of %', day_table, of_table;
+        RAISE EXCEPTION '% is no past of %', past, of_table;
     END IF;
     CASE of_table
     WHEN 'core.outbox' THEN
         reason := 'a relay has not passed it';
         guard := format('SELECT EXISTS (SELECT FROM core.outbox_lanes l LEFT JOIN core.outbox_cursors c ON c.lane = l.lane AND c.consumer = ''relay''
-            WHERE EXISTS (SELECT FROM %s d WHERE d.lane = l.lane AND d.lane_seq > coalesce(c.cursor, 0)))', day_table);
+            WHERE EXISTS (SELECT FROM %s d WHERE d.lane = l.lane AND d.lane_seq > coalesce(c.cursor, 0)))', past);
     WHEN 'core.processed_jobs' THEN
         reason := 'jobs of it are open';
         -- A job under review was open before: no index is needed for it under the lock.
-        guard := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state IN (''waiting'', ''in_topic'', ''claimed'', ''parked'', ''held'', ''needs_review''))', day_table);
-        again := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state IN (''waiting'', ''in_topic'', ''claimed'', ''parked'', ''held''))', day_table);
+        guard := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state IN (''waiting'', ''in_topic'', ''claimed'', ''parked'', ''held'', ''needs_review''))', past);
+        again := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state IN (''waiting'', ''in_topic'', ''claimed'', ''parked'', ''held''))', past);
     WHEN 'core.webhook_deliveries' THEN
         reason := 'deliveries of it are pending';
-        guard := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state = ''pending'')', day_table);
+        guard := format('SELECT EXISTS (SELECT FROM %s d WHERE d.state = ''pending'')', past);
+    WHEN 'messaging.decisions' THEN
+        reason := 'sends of the same month go first';
+        guard := format('SELECT EXISTS (SELECT FROM core.retention_ledger l WHERE l.parent = ''messaging.sends'' AND l.state <> ''dropped'' AND l.lower_bound = to_timestamp(%1$s))
+            OR EXISTS (SELECT FROM core.partition_tree(''messaging.sends'') t WHERE t.is_leaf AND t.lower_bound = to_timestamp(%1$s) AND NOT core.is_empty(t.part::regclass))',
+            extract(epoch FROM began));
     WHEN 'core.webhook_attempts', 'messaging.send_requests' THEN
         guard := 'SELECT false';
     ELSE
@@ -281,7 +286,7 @@ BEGIN
             EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', of_table);
         END IF;
     END LOOP;
-    EXECUTE format('DROP TABLE %s', day_table);
+    EXECUTE format('DROP TABLE %s', past);
     RETURN NULL;
 END $$;
 
@@ -322,7 +327,7 @@ COMMENT ON FUNCTION core.detached_unpublished IS 'How many events of a detached 
 COMMENT ON FUNCTION core.drop_detached IS 'Adds the monthly counts, notes the fence rows that may go, drops the table and closes its ledger row.';
 COMMENT ON FUNCTION core.drop_empty_leaf IS 'Drops a leaf if it has no row.';
 COMMENT ON FUNCTION core.drop_empty_step IS 'Drops a month that has no leaf.';
-COMMENT ON FUNCTION core.drop_day IS 'Drops a past day of a table of work when nothing of it is open; null when it is gone, else why not.';
+COMMENT ON FUNCTION core.drop_past IS 'Drops a past day or month of a table without classes when nothing of it is open; null when it is gone, else why not.';
 COMMENT ON FUNCTION core.trim_spans IS 'Deletes spans that lead nowhere any more, at most a page; how many went.';
 -- +goose StatementBegin
 DO $$
@@ -331,7 +336,7 @@ DECLARE
 BEGIN
     FOREACH f IN ARRAY ARRAY['core.is_empty(regclass)', 'core.detach_leaf(text, regclass, uuid)', 'core.has_grown(uuid, timestamptz)', 'core.move_grown(uuid, timestamptz)', 'core.lock_detached(uuid)',
         'core.detached_unpublished(uuid)', 'core.drop_detached(uuid, interval, timestamptz)', 'core.drop_empty_leaf(text, regclass)',
-        'core.drop_empty_step(text, regclass)', 'core.drop_day(text, regclass)', 'core.trim_spans(integer, integer)'] LOOP
+        'core.drop_empty_step(text, regclass)', 'core.drop_past(text, regclass)', 'core.trim_spans(integer, integer)'] LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO carril_app', f);
     END LOOP;
@@ -340,7 +345,7 @@ END $$;
 
 -- +goose Down
 UPDATE core.partitioned_tables SET behind = 2 WHERE parent = 'messaging.send_requests';
-DROP FUNCTION core.trim_spans(integer, integer), core.drop_day(text, regclass), core.drop_empty_step(text, regclass), core.drop_empty_leaf(text, regclass),
+DROP FUNCTION core.trim_spans(integer, integer), core.drop_past(text, regclass), core.drop_empty_step(text, regclass), core.drop_empty_leaf(text, regclass),
     core.drop_detached(uuid, interval, timestamptz), core.detached_unpublished(uuid), core.lock_detached(uuid), core.move_grown(uuid, timestamptz),
     core.has_grown(uuid, timestamptz), core.growers(uuid, timestamptz), core.detach_leaf(text, regclass, uuid), core.unpublished_lanes(timestamptz, timestamptz),
     core.detached(anyelement, timestamptz, timestamptz, uuid[]), core.is_empty(regclass), core.due_leaves(timestamptz);

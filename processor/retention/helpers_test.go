@@ -148,6 +148,22 @@ func (b *bench) restart() {
 	b.job = retention.NewJob(b.cfg, retention.Deps{Pool: b.pool, Exporter: b.store, Log: testkit.Logger(b.T), Now: func() time.Time { return b.clock }})
 }
 
+// asApplication goes on with no more than the application's role may.
+func (b *bench) asApplication() *pgxpool.Pool {
+	b.Helper()
+	cfg := b.pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET ROLE carril_app`)
+		return err
+	}
+	app, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	require.NoError(b.T, err)
+	b.Cleanup(app.Close)
+	b.pool, b.store.pool = app, app
+	b.restart()
+	return app
+}
+
 func (b *bench) exec(sql string, args ...any) {
 	b.Helper()
 	_, err := b.pool.Exec(context.Background(), sql, args...)

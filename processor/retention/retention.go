@@ -53,7 +53,9 @@ type Config struct {
 	RequestsKept   time.Duration // days of messaging.send_requests; default 25 h, when no provider remembers the key
 	DeliveriesKept time.Duration // days of core.webhook_deliveries with none pending; default 31 days
 	AttemptsKept   time.Duration // days of core.webhook_attempts; default 30 days
-	LookupMonths   int           // that warnings and key conflicts are kept, or the plan's months where those are more; default 13
+	LookupMonths   int           // that warnings, key conflicts, decisions and recipients of blasts are kept, or the plan's months where those are more; default 13
+
+	DeadLettersKept time.Duration // dead letters, since they were replayed or discarded; open ones stay; default 90 days
 }
 
 const day = 24 * time.Hour
@@ -72,6 +74,7 @@ func (c Config) withDefaults() Config {
 	set(&c.RequestsKept, 25*time.Hour)
 	set(&c.DeliveriesKept, 31*day)
 	set(&c.AttemptsKept, 30*day)
+	set(&c.DeadLettersKept, 90*day)
 	if c.Page == 0 {
 		c.Page = 5_000
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/internal/ids"
@@ -242,21 +241,12 @@ func TestRetention(t *testing.T) {
 		b.event("grows", due, 13, true)
 		b.send(due, 13, "queued", 1, "sent", 1)
 		b.clock = now
-		cfg := b.pool.Config()
-		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, `SET ROLE carril_app`)
-			return err
-		}
-		app, err := pgxpool.NewWithConfig(context.Background(), cfg)
-		require.NoError(t, err)
-		t.Cleanup(app.Close)
 		owner := b.pool
-		b.pool, b.store.pool = app, app
-		b.restart()
+		app := b.asApplication()
 		require.Len(t, b.run().Dropped, 3)
 		b.pool = owner
 		require.Equal(t, 2, b.count(monthlyCount))
-		_, err = app.Exec(t.Context(), `DELETE FROM core.tracked_events WHERE occurred_at > '-infinity'`)
+		_, err := app.Exec(t.Context(), `DELETE FROM core.tracked_events WHERE occurred_at > '-infinity'`)
 		require.ErrorContains(t, err, "permission denied")
 		made, err := partition.Make(t.Context(), app, retention.Events, now.AddDate(9, 0, 0), 0)
 		require.NoError(t, err)

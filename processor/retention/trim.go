@@ -73,42 +73,64 @@ WHERE p.classes AND NOT t.is_leaf AND t.upper_bound < $1 AND NOT EXISTS (SELECT 
 
 // trim removes what has served its time and needs no export.
 func (j *Job) trim(ctx context.Context, res *Result) error {
+	db := processordb.New(j.deps.Pool)
+	tenants, err := db.TenantHorizons(ctx)
+	if err != nil {
+		return j.counted(fmt.Errorf("read how long tenants keep: %w", err))
+	}
+	oldest := j.now().UTC()
+	for _, t := range tenants {
+		if before := j.horizon(t); before.Before(oldest) {
+			oldest = before
+		}
+	}
 	var errs []error
 	for _, d := range []struct {
 		parent string
-		kept   time.Duration
+		before time.Time
 	}{
-		{"core.outbox", j.cfg.OutboxKept}, {"core.processed_jobs", j.cfg.JobsKept}, {"messaging.send_requests", j.cfg.RequestsKept},
-		{"core.webhook_deliveries", j.cfg.DeliveriesKept}, {"core.webhook_attempts", j.cfg.AttemptsKept},
+		{"core.outbox", j.now().Add(-j.cfg.OutboxKept)}, {"core.processed_jobs", j.now().Add(-j.cfg.JobsKept)},
+		{"messaging.send_requests", j.now().Add(-j.cfg.RequestsKept)}, {"core.webhook_deliveries", j.now().Add(-j.cfg.DeliveriesKept)},
+		{"core.webhook_attempts", j.now().Add(-j.cfg.AttemptsKept)}, {"messaging.decisions", oldest},
 	} {
-		errs = append(errs, j.counted(j.trimDays(ctx, d.parent, j.now().Add(-d.kept), res)))
+		errs = append(errs, j.counted(j.trimPast(ctx, d.parent, d.before, res)))
 	}
-	for _, f := range []func(context.Context, *Result) error{j.trimSpans, j.trimKeys, j.trimLookups} {
+	for _, t := range tenants {
+		errs = append(errs, j.counted(j.trimTenant(ctx, db, t.TenantID, j.horizon(t), res)))
+	}
+	errs = append(errs, j.counted(j.trimMessages(ctx, oldest, res)))
+	for _, f := range []func(context.Context, *Result) error{j.trimSpans, j.trimKeys, j.trimDeadLetters} {
 		errs = append(errs, j.counted(f(ctx, res)))
 	}
 	return errors.Join(errs...)
 }
 
-// trimDays drops the days of a table that ended before an instant, each in a
-// transaction of its own, unless something of it is open.
-func (j *Job) trimDays(ctx context.Context, parent string, before time.Time, res *Result) error {
+// horizon is before what a tenant's things are no longer kept: as long as its
+// plan, and no less than LookupMonths, says.
+func (j *Job) horizon(t processordb.TenantHorizonsRow) time.Time {
+	return j.now().UTC().AddDate(0, -max(int(t.RetentionMonths), j.cfg.LookupMonths), 0)
+}
+
+// trimPast drops the days or months of a table that ended before an instant,
+// each in a transaction of its own, unless something of it is open.
+func (j *Job) trimPast(ctx context.Context, parent string, before time.Time, res *Result) error {
 	rows, err := j.deps.Pool.Query(ctx, `SELECT t.part, t.name FROM core.partition_tree($1) t
 WHERE t.is_leaf AND NOT t.is_default AND t.upper_bound <= $2 AND t.upper_bound < now() - interval '1 day' ORDER BY t.lower_bound`, parent, before)
 	if err != nil {
-		return fmt.Errorf("look for past days of %s: %w", parent, err)
+		return fmt.Errorf("look for the past of %s: %w", parent, err)
 	}
-	type dayTable struct {
+	type past struct {
 		OID  uint32
 		Name string
 	}
-	days, err := pgx.CollectRows(rows, pgx.RowToStructByPos[dayTable])
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[past])
 	if err != nil {
-		return fmt.Errorf("look for past days of %s: %w", parent, err)
+		return fmt.Errorf("look for the past of %s: %w", parent, err)
 	}
-	for _, d := range days {
+	for _, d := range list {
 		var held *string
 		err := partition.Retry(ctx, lockTries, func() error {
-			return j.deps.Pool.QueryRow(ctx, `SELECT core.drop_day($1, $2::oid::regclass)`, parent, d.OID).Scan(&held)
+			return j.deps.Pool.QueryRow(ctx, `SELECT core.drop_past($1, $2::oid::regclass)`, parent, d.OID).Scan(&held)
 		})
 		switch {
 		case err != nil:
@@ -150,50 +172,93 @@ func (j *Job) trimKeys(ctx context.Context, res *Result) error {
     DELETE FROM core.event_keys f USING due WHERE f.event_id = due.event_id AND f.tenant_id = due.tenant_id
 )
 SELECT count(*) FROM due`
-	err := j.paged(ctx, "core.event_keys", res, func() (n int64, err error) {
+	return j.trimByKey(ctx, "core.event_keys", sql, j.now(), res)
+}
+
+// trimMessages deletes what leads to sends that are gone: the fence of their
+// requests, and the providers' ids.
+func (j *Job) trimMessages(ctx context.Context, oldest time.Time, res *Result) error {
+	const keys = `WITH due AS (SELECT k.request_id, k.tenant_id FROM messaging.request_keys k WHERE k.received_at < $1 LIMIT $2), gone AS (
+    DELETE FROM messaging.request_keys k USING due WHERE k.request_id = due.request_id AND k.tenant_id = due.tenant_id
+)
+SELECT count(*) FROM due`
+	// A month more than the send's class: a leaf goes once all of it is due.
+	const ids = `WITH due AS (SELECT m.provider_message_id, m.provider FROM messaging.provider_messages m
+    WHERE m.sent_at < $1 AND m.sent_at < $1 - make_interval(months => m.retention_months + 1) LIMIT $2), gone AS (
+    DELETE FROM messaging.provider_messages m USING due WHERE m.provider_message_id = due.provider_message_id AND m.provider = due.provider
+)
+SELECT count(*) FROM due`
+	return errors.Join(j.trimByKey(ctx, "messaging.request_keys", keys, oldest, res), j.trimByKey(ctx, "messaging.provider_messages", ids, j.now(), res))
+}
+
+// trimDeadLetters deletes those that somebody has replayed or let go long ago.
+func (j *Job) trimDeadLetters(ctx context.Context, res *Result) error {
+	const sql = `WITH due AS (SELECT d.dead_letter_id FROM core.dead_letters d WHERE d.status <> 'open' AND d.status_at < $1 ORDER BY d.status_at LIMIT $2), gone AS (
+    DELETE FROM core.dead_letters d USING due WHERE d.dead_letter_id = due.dead_letter_id
+)
+SELECT count(*) FROM due`
+	return j.trimByKey(ctx, "core.dead_letters", sql, j.now().Add(-j.cfg.DeadLettersKept), res)
+}
+
+// trimByKey runs a statement that deletes a page of rows by their keys, and
+// counts them, until there are no more.
+func (j *Job) trimByKey(ctx context.Context, what, sql string, before time.Time, res *Result) error {
+	err := j.paged(ctx, what, res, func() (n int64, err error) {
 		err = pgx.BeginFunc(ctx, j.deps.Pool, func(tx pgx.Tx) error {
-			// The whole fence must never be read for a page of it.
+			// The whole table must never be read for a page of it.
 			if _, err := tx.Exec(ctx, `SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)`); err != nil {
 				return err
 			}
-			return tx.QueryRow(ctx, sql, j.now(), j.cfg.Page).Scan(&n)
+			return tx.QueryRow(ctx, sql, before, j.cfg.Page).Scan(&n)
 		})
 		return n, err
 	})
 	if err != nil {
-		return fmt.Errorf("delete expired fence rows: %w", err)
+		return fmt.Errorf("trim %s: %w", what, err)
 	}
 	return nil
 }
 
-// trimLookups deletes what tenants could look up for as long as their plan, and
-// no less than LookupMonths, says.
-func (j *Job) trimLookups(ctx context.Context, res *Result) error {
-	db := processordb.New(j.deps.Pool)
-	tenants, err := db.TenantHorizons(ctx)
+// trimTenant deletes what a tenant could look up until its horizon.
+func (j *Job) trimTenant(ctx context.Context, db *processordb.Queries, tenant uuid.UUID, before time.Time, res *Result) error {
+	page := int64(j.cfg.Page)
+	err := errors.Join(
+		j.paged(ctx, "core.warnings", res, func() (int64, error) {
+			return db.DeleteWarnings(ctx, processordb.DeleteWarningsParams{TenantID: tenant, Before: before, Page: page})
+		}),
+		j.paged(ctx, "core.idempotency_conflicts", res, func() (int64, error) {
+			return db.DeleteConflicts(ctx, processordb.DeleteConflictsParams{TenantID: tenant, Before: before, Page: page})
+		}),
+		j.trimBlasts(ctx, db, tenant, before, res),
+	)
 	if err != nil {
-		return fmt.Errorf("read how long tenants keep: %w", err)
+		return fmt.Errorf("trim what tenant %s can look up: %w", tenant, err)
 	}
-	for _, t := range tenants {
-		before := j.now().UTC().AddDate(0, -max(int(t.RetentionMonths), j.cfg.LookupMonths), 0)
-		if err := j.trimTenant(ctx, db, t.TenantID, before, res); err != nil {
-			return fmt.Errorf("trim what tenant %s can look up: %w", t.TenantID, err)
+	return nil
+}
+
+// trimBlasts removes the recipients of blasts that ended before an instant. The
+// blasts stay, with their counts.
+func (j *Job) trimBlasts(ctx context.Context, db *processordb.Queries, tenant uuid.UUID, before time.Time, res *Result) error {
+	old, err := db.OldBlasts(ctx, processordb.OldBlastsParams{TenantID: tenant, Before: &before})
+	if err != nil {
+		return fmt.Errorf("look for old blasts: %w", err)
+	}
+	for _, id := range old {
+		if err := db.KeepUnsubscribed(ctx, id); err != nil { // its recipients are about to go
+			return fmt.Errorf("keep the counts of blast %s: %w", id, err)
+		}
+		err := db.DeleteUploads(ctx, id) // first: a blast without recipients is not looked at again
+		if err == nil {
+			err = j.paged(ctx, "messaging.blast_recipients", res, func() (int64, error) {
+				return db.DeleteRecipients(ctx, processordb.DeleteRecipientsParams{BlastID: id, Page: int64(j.cfg.Page)})
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("remove the recipients of blast %s: %w", id, err)
 		}
 	}
 	return nil
-}
-
-func (j *Job) trimTenant(ctx context.Context, db *processordb.Queries, tenant uuid.UUID, before time.Time, res *Result) error {
-	page := int64(j.cfg.Page)
-	err := j.paged(ctx, "core.warnings", res, func() (int64, error) {
-		return db.DeleteWarnings(ctx, processordb.DeleteWarningsParams{TenantID: tenant, Before: before, Page: page})
-	})
-	if err != nil {
-		return err
-	}
-	return j.paged(ctx, "core.idempotency_conflicts", res, func() (int64, error) {
-		return db.DeleteConflicts(ctx, processordb.DeleteConflictsParams{TenantID: tenant, Before: before, Page: page})
-	})
 }
 
 // paged deletes until a page is not full.

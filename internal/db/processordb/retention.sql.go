@@ -32,6 +32,36 @@ func (q *Queries) DeleteConflicts(ctx context.Context, arg DeleteConflictsParams
 	return result.RowsAffected(), nil
 }
 
+const deleteRecipients = `-- name: DeleteRecipients :execrows
+DELETE FROM messaging.blast_recipients r WHERE r.blast_id = $1 AND r.position = ANY (ARRAY(
+    SELECT o.position FROM messaging.blast_recipients o WHERE o.blast_id = $1 ORDER BY o.position LIMIT $2::bigint))
+`
+
+type DeleteRecipientsParams struct {
+	BlastID uuid.UUID
+	Page    int64
+}
+
+// Deletes a page of a blast's recipients.
+func (q *Queries) DeleteRecipients(ctx context.Context, arg DeleteRecipientsParams) (int64, error) {
+	result, err := q.db.Exec(ctx, deleteRecipients, arg.BlastID, arg.Page)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const deleteUploads = `-- name: DeleteUploads :exec
+WITH refused AS (DELETE FROM messaging.blast_upload_rows r WHERE r.blast_id = $1)
+DELETE FROM messaging.blast_uploads u WHERE u.blast_id = $1
+`
+
+// Deletes the uploads of a blast, with what was refused of them.
+func (q *Queries) DeleteUploads(ctx context.Context, blastID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, deleteUploads, blastID)
+	return err
+}
+
 const deleteWarnings = `-- name: DeleteWarnings :execrows
 DELETE FROM core.warnings w WHERE w.tenant_id = $1 AND w.warning_id = ANY (ARRAY(
     SELECT o.warning_id FROM core.warnings o WHERE o.tenant_id = $1 AND o.recorded_at < $2 ORDER BY o.recorded_at LIMIT $3::bigint))
@@ -159,6 +189,16 @@ func (q *Queries) HasGrown(ctx context.Context, arg HasGrownParams) (bool, error
 	return grown, err
 }
 
+const keepUnsubscribed = `-- name: KeepUnsubscribed :exec
+UPDATE messaging.blasts b SET unsubscribed = messaging.blast_unsubscribed(b.blast_id) WHERE b.blast_id = $1 AND b.unsubscribed IS NULL
+`
+
+// Notes how many recipients of a blast have unsubscribed, before they go.
+func (q *Queries) KeepUnsubscribed(ctx context.Context, blastID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, keepUnsubscribed, blastID)
+	return err
+}
+
 const leafExported = `-- name: LeafExported :execrows
 UPDATE core.retention_ledger SET state = 'exported', object = $1, rows = $2, sha256 = $3, exported_at = $4, trouble = NULL
 WHERE run_id = $5 AND export_run = $6 AND state = 'detached'
@@ -280,6 +320,37 @@ func (q *Queries) MoveGrown(ctx context.Context, arg MoveGrownParams) (int64, er
 	var moved int64
 	err := row.Scan(&moved)
 	return moved, err
+}
+
+const oldBlasts = `-- name: OldBlasts :many
+SELECT b.blast_id FROM messaging.blasts b WHERE b.tenant_id = $1 AND b.state IN ('done', 'cancelled') AND b.finished_at < $2
+    AND EXISTS (SELECT FROM messaging.blast_recipients r WHERE r.blast_id = b.blast_id) ORDER BY b.finished_at
+`
+
+type OldBlastsParams struct {
+	TenantID uuid.UUID
+	Before   *time.Time
+}
+
+// A tenant's blasts that ended before an instant and still have recipients.
+func (q *Queries) OldBlasts(ctx context.Context, arg OldBlastsParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, oldBlasts, arg.TenantID, arg.Before)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var blast_id uuid.UUID
+		if err := rows.Scan(&blast_id); err != nil {
+			return nil, err
+		}
+		items = append(items, blast_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const openLeaf = `-- name: OpenLeaf :one

@@ -73,6 +73,25 @@ DELETE FROM core.warnings w WHERE w.tenant_id = @tenant_id AND w.warning_id = AN
 DELETE FROM core.idempotency_conflicts c WHERE c.tenant_id = @tenant_id AND c.recorded_at < @before AND c.conflict_id = ANY (ARRAY(
     SELECT o.conflict_id FROM core.idempotency_conflicts o WHERE o.tenant_id = @tenant_id AND o.recorded_at < @before ORDER BY o.recorded_at LIMIT sqlc.arg(page)::bigint));
 
+-- A tenant's blasts that ended before an instant and still have recipients.
+-- name: OldBlasts :many
+SELECT b.blast_id FROM messaging.blasts b WHERE b.tenant_id = @tenant_id AND b.state IN ('done', 'cancelled') AND b.finished_at < @before
+    AND EXISTS (SELECT FROM messaging.blast_recipients r WHERE r.blast_id = b.blast_id) ORDER BY b.finished_at;
+
+-- Notes how many recipients of a blast have unsubscribed, before they go.
+-- name: KeepUnsubscribed :exec
+UPDATE messaging.blasts b SET unsubscribed = messaging.blast_unsubscribed(b.blast_id) WHERE b.blast_id = @blast_id AND b.unsubscribed IS NULL;
+
+-- Deletes a page of a blast's recipients.
+-- name: DeleteRecipients :execrows
+DELETE FROM messaging.blast_recipients r WHERE r.blast_id = @blast_id AND r.position = ANY (ARRAY(
+    SELECT o.position FROM messaging.blast_recipients o WHERE o.blast_id = @blast_id ORDER BY o.position LIMIT sqlc.arg(page)::bigint));
+
+-- Deletes the uploads of a blast, with what was refused of them.
+-- name: DeleteUploads :exec
+WITH refused AS (DELETE FROM messaging.blast_upload_rows r WHERE r.blast_id = @blast_id)
+DELETE FROM messaging.blast_uploads u WHERE u.blast_id = @blast_id;
+
 -- Exports that stand for nothing any more, since rows changed after them.
 -- name: SupersededExports :many
 SELECT run_id, unnest(superseded)::text AS manifest FROM core.retention_ledger WHERE superseded <> '{}' ORDER BY run_id;
