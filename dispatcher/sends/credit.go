@@ -85,14 +85,35 @@ func gather(ctx context.Context) {
 	}
 }
 
+// Tenant by tenant, and a state at a time, each a constant that the index of open
+// jobs knows. LIMIT and OFFSET 0 keep the planner from joining first: what it takes
+// for a handful of rows, as it does in the first hours of a day's partition, it
+// would read whole, and a million may wait.
+const (
+	waitsSQL = `SELECT u.t FROM unnest($2::uuid[]) AS u(t) CROSS JOIN LATERAL (
+    SELECT FROM core.processed_jobs j WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND j.state = 'waiting' LIMIT 1) w ORDER BY u.t`
+
+	ofTenant   = `FROM core.processed_jobs c WHERE c.id_time > now() - interval '40 days' AND c.worker = $1 AND c.tenant_id = u.t AND c.state = `
+	creditsSQL = `SELECT count(j.state), count(j.state) FILTER (WHERE j.category = 'product')
+FROM unnest($2::uuid[]) WITH ORDINALITY AS u(t, n) LEFT JOIN LATERAL (
+    SELECT q.state, q.category FROM (SELECT c.state, c.category ` + ofTenant + `'in_topic' UNION ALL SELECT c.state, c.category ` + ofTenant + `'claimed'
+        UNION ALL SELECT c.state, c.category ` + ofTenant + `'parked' AND c.reason = '` + ReasonTenantBucket + `') q OFFSET 0) j ON true
+GROUP BY u.n ORDER BY u.n`
+
+	// What waits has its place in the line in not_before, which the index keeps.
+	waitingSQL = `SELECT u.t, w.id_time, w.job_id FROM unnest($2::uuid[], $3::bigint[]) WITH ORDINALITY AS u(t, free, n), LATERAL (
+    SELECT id_time, job_id, not_before FROM core.processed_jobs
+    WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = u.t AND state = 'waiting' AND category = $4
+    ORDER BY not_before, id_time LIMIT greatest(u.free, 0) FOR UPDATE SKIP LOCKED) w
+ORDER BY u.n, w.not_before, w.id_time`
+)
+
 // fill moves what may go from waiting to the topic, oldest first and
 // transactional before product, under the locks of the tenants' rails.
 func (s *Store) fill(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) ([]outbox.Message, error) {
 	// Seldom does anything wait. What is missed by looking before the lock, the
 	// sweep finds within its interval.
-	const look = `SELECT t FROM unnest($2::uuid[]) AS u(t)
-WHERE EXISTS (SELECT FROM core.processed_jobs WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = t AND state = 'waiting') ORDER BY t`
-	rows, err := tx.Query(ctx, look, s.worker, tenants)
+	rows, err := tx.Query(ctx, waitsSQL, s.worker, tenants)
 	if err != nil {
 		return nil, fmt.Errorf("look for waiting jobs: %w", err)
 	}
@@ -148,12 +169,7 @@ WHERE NOT EXISTS (SELECT FROM messaging.tenant_rails r WHERE r.tenant_id = t AND
 // freeCredits gives each tenant's free credits, and how many of them product
 // messages may have.
 func (s *Store) freeCredits(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (free, product []int, err error) {
-	const sql = `SELECT count(j.job_id), count(j.job_id) FILTER (WHERE j.category = 'product')
-FROM unnest($2::uuid[]) WITH ORDINALITY AS u(t, n)
-LEFT JOIN core.processed_jobs j ON j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND j.state IN ('in_topic', 'claimed', 'parked')
-    AND (j.state <> 'parked' OR j.reason = '` + ReasonTenantBucket + `')
-GROUP BY u.n ORDER BY u.n`
-	rows, err := tx.Query(ctx, sql, s.worker, tenants)
+	rows, err := tx.Query(ctx, creditsSQL, s.worker, tenants)
 	if err != nil {
 		return nil, nil, fmt.Errorf("count tenants' credits: %w", err)
 	}
@@ -171,16 +187,11 @@ GROUP BY u.n ORDER BY u.n`
 // waiting locks the oldest waiting jobs of a category, so many a tenant, and
 // says how many it found of each.
 func (s *Store) waiting(ctx context.Context, tx pgx.Tx, category string, tenants []uuid.UUID, limits []int) (times []time.Time, jobs []uuid.UUID, found map[uuid.UUID]int, err error) {
-	const sql = `SELECT u.t, w.id_time, w.job_id FROM unnest($2::uuid[], $3::bigint[]) WITH ORDINALITY AS u(t, free, n), LATERAL (
-    SELECT id_time, job_id, not_before FROM core.processed_jobs
-    WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = u.t AND state = 'waiting' AND category = $4
-    ORDER BY not_before, id_time LIMIT greatest(u.free, 0) FOR UPDATE SKIP LOCKED) w
-ORDER BY u.n, w.not_before, w.id_time`
 	free := make([]int64, len(limits))
 	for i, l := range limits {
 		free[i] = int64(l)
 	}
-	rows, err := tx.Query(ctx, sql, s.worker, tenants, free, category)
+	rows, err := tx.Query(ctx, waitingSQL, s.worker, tenants, free, category)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("find waiting jobs: %w", err)
 	}

@@ -7,4 +7,13 @@ const (
 	OursSQL  = oursSQL
 	StepSQL  = stepSQL
 	ParkSQL  = parkSQL
+
+	WaitsSQL     = waitsSQL
+	CreditsSQL   = creditsSQL
+	WaitingSQL   = waitingSQL
+	RecoverSQL   = recoverSQL
+	DueSQL       = dueSQL
+	UnparkSQL    = unparkSQL
+	UnholdSQL    = unholdSQL
+	ReconcileSQL = reconcileSQL
 )

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
 )
 
@@ -64,5 +65,53 @@ FROM generate_series(1, $2::int) i`, worker, depth, state)
 	for name, at := range read { // an index walk and a row each, and a new row's index entries
 		require.Less(t, at[20_000], 50*40, "%s: %v", name, at)
 		t.Logf("%s: pages by depth: %v", name, at)
+	}
+}
+
+// Four times a second a rail is swept, and with every answer of a provider credits
+// are looked at: neither may read what is done or what waits, in partitions without
+// statistics.
+func TestSweepsDoNotReadTheBacklog(t *testing.T) { // F37
+	t.Parallel()
+	pool, err := pg.Open(t.Context(), pg.Config{URL: testkit.Postgres(t), ByKey: true})
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	const worker = "rail:email.transactional"
+	tenants := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	fill := func(state string, n int, reason any) {
+		_, err := pool.Exec(t.Context(), `INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, reason, not_before)
+SELECT at, $1, gen_random_uuid(), $2, $3::uuid, 'transactional', '{}', $5, CASE WHEN $2 IN ('waiting', 'parked') THEN at END
+FROM generate_series(1, $4::int) i, LATERAL (SELECT date_trunc('milliseconds', now() - i / 4 * interval '1 millisecond') AS at) a`, worker, state, tenants[0], n, reason)
+		require.NoError(t, err)
+	}
+	fill("sent", 20_000, nil)
+	fill("waiting", 20_000, nil)
+	for _, state := range []string{"in_topic", "claimed", "parked", "held"} {
+		fill(state, 5, map[bool]any{true: "replayed"}[state == "held"])
+	}
+	free := []int64{10, 10, 10}
+	for name, q := range map[string]struct {
+		sql  string
+		args []any
+	}{
+		"waits":     {sends.WaitsSQL, []any{worker, tenants}},
+		"credits":   {sends.CreditsSQL, []any{worker, tenants}},
+		"waiting":   {sends.WaitingSQL, []any{worker, tenants, free, "transactional"}},
+		"recover":   {sends.RecoverSQL, []any{worker, tenants, 500}},
+		"due":       {sends.DueSQL, []any{worker, tenants, 500, false}},
+		"unpark":    {sends.UnparkSQL, []any{worker, tenants, 500}},
+		"unhold":    {sends.UnholdSQL, []any{worker, tenants, 500, "email", "transactional"}},
+		"reconcile": {sends.ReconcileSQL, []any{worker, tenants, 500, time.Now()}},
+	} {
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+				require.NoError(t, err)
+				pages := testkit.Pages(t, tx, q.sql, q.args...)
+				t.Logf("%s, %s: %d pages", name, mode, pages)
+				require.Less(t, pages, 800, "%s, %s", name, mode) // all of it is 5,000 and more
+				return nil
+			}))
+		}
 	}
 }

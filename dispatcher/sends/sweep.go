@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -149,11 +150,7 @@ func (s *Store) shut(ctx context.Context, tx pgx.Tx, c *Claimed, v gates.Verdict
 // recover brings jobs back whose holder died, or outlived its lease. Their
 // bytes may have left: the request counts as uncertain from here on.
 func (s *Store) recover(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int, []outbox.Message, error) {
-	const sql = `SELECT j.id_time, j.job_id FROM core.processed_jobs j
-WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = ANY($2) AND j.state = 'claimed'
-    AND (j.lease_until < clock_timestamp() OR NOT ` + holderAlive + `)
-ORDER BY j.id_time, j.job_id LIMIT $3 FOR UPDATE OF j SKIP LOCKED`
-	times, jobs, err := s.keys(ctx, tx, sql, s.worker, tenants, maxSweep)
+	times, jobs, err := s.keys(ctx, tx, recoverSQL, tenants)
 	if err != nil || len(jobs) == 0 {
 		return 0, nil, err
 	}
@@ -172,8 +169,38 @@ WHERE id_time = ANY($3) AND worker = $1 AND job_id = ANY($2) AND generation > 0`
 	return len(jobs), msgs, err
 }
 
-func (s *Store) keys(ctx context.Context, tx pgx.Tx, sql string, args ...any) (times []time.Time, jobs []uuid.UUID, err error) {
-	rows, err := tx.Query(ctx, sql, args...)
+// A sweep asks for open jobs tenant by tenant, each in the index of open jobs, which
+// alone knows how few they are: asked for all tenants at once, or in the order of
+// their time, a planner without statistics walks through every job of forty days.
+const (
+	eachOpen = `SELECT d.id_time, d.job_id FROM unnest($2::uuid[]) AS u(t) CROSS JOIN LATERAL (
+    SELECT j.id_time, j.job_id FROM core.processed_jobs j WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND `
+	locked = ` LIMIT $3 FOR UPDATE OF j SKIP LOCKED) d LIMIT $3`
+
+	recoverSQL = eachOpen + `j.state = 'claimed' AND (j.lease_until < clock_timestamp() OR NOT ` + holderAlive + `)` + locked
+
+	dueSQL    = eachOpen + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND ($4 OR j.reason = '` + ReasonTenantBucket + `') ORDER BY j.not_before` + locked
+	unparkSQL = `WITH due AS (` + eachOpen + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND j.reason IS DISTINCT FROM '` + ReasonTenantBucket + `'
+    ORDER BY j.not_before` + locked + `)
+UPDATE core.processed_jobs j SET state = 'waiting', reason = NULL, waited = ` + waitedSoFar + `, not_before = j.id_time, updated_at = now()
+FROM due WHERE j.id_time = ANY(ARRAY(SELECT id_time FROM due)) AND j.worker = $1 AND j.id_time = due.id_time AND j.job_id = due.job_id`
+
+	unholdSQL = eachOpen + `j.state = 'held' AND (
+        j.reason IN ('sender_paused', 'sender_unverified') AND EXISTS (SELECT FROM messaging.senders d
+            WHERE d.tenant_id = j.tenant_id AND d.channel = $4 AND d.paused_at IS NULL AND d.verified)
+        OR j.reason = '` + reasonReplayed + `'
+        OR j.reason = '` + reasonBlastPaused + `' AND EXISTS (SELECT FROM messaging.blasts b
+            WHERE b.blast_id = (j.payload->'messages'->0->>'blast_id')::uuid AND b.state NOT IN ('paused'))
+        OR j.reason = '` + reasonRailPaused + `' AND NOT EXISTS (SELECT FROM messaging.tenant_rails r
+            WHERE r.tenant_id = j.tenant_id AND r.channel = $4 AND r.rail = $5 AND r.paused_at IS NOT NULL))` + locked
+
+	reconcileSQL = eachOpen + `j.state = 'in_topic' AND j.updated_at < $4` + locked
+)
+
+// keys asks for a tenant's open jobs after the other's, in another order each time:
+// none comes last for ever.
+func (s *Store) keys(ctx context.Context, tx pgx.Tx, sql string, tenants []uuid.UUID, more ...any) (times []time.Time, jobs []uuid.UUID, err error) {
+	rows, err := tx.Query(ctx, sql, append([]any{s.worker, shuffled(tenants), maxSweep}, more...)...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("find jobs: %w", err)
 	}
@@ -189,6 +216,12 @@ func (s *Store) keys(ctx context.Context, tx pgx.Tx, sql string, args ...any) (t
 	return times, jobs, nil
 }
 
+func shuffled(tenants []uuid.UUID) []uuid.UUID {
+	out := slices.Clone(tenants)
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
 // unpark moves what is due: on the transactional rail it joins what waits, like
 // any other, except what its tenant's bucket had parked, which kept its credit;
 // on the marketing rail, which the feeder meters, it goes into the topic.
@@ -196,25 +229,13 @@ func (s *Store) unpark(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int
 	n := 0
 	direct := s.cfg.Rail == schemas.RailMarketing
 	if !direct {
-		const wait = `WITH due AS (
-    SELECT id_time, job_id FROM core.processed_jobs
-    WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = ANY($2) AND state = 'parked' AND not_before <= clock_timestamp()
-        AND reason IS DISTINCT FROM '` + ReasonTenantBucket + `'
-    ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED
-)
-UPDATE core.processed_jobs j SET state = 'waiting', reason = NULL, waited = ` + waitedSoFar + `, not_before = j.id_time, updated_at = now()
-FROM due WHERE j.id_time = ANY(ARRAY(SELECT id_time FROM due)) AND j.worker = $1 AND j.id_time = due.id_time AND j.job_id = due.job_id`
-		tag, err := tx.Exec(ctx, wait, s.worker, tenants, maxSweep)
+		tag, err := tx.Exec(ctx, unparkSQL, s.worker, shuffled(tenants), maxSweep)
 		if err != nil {
 			return 0, nil, fmt.Errorf("unpark jobs: %w", err)
 		}
 		n = int(tag.RowsAffected())
 	}
-	const due = `SELECT id_time, job_id FROM core.processed_jobs
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = ANY($2) AND state = 'parked' AND not_before <= clock_timestamp()
-    AND ($4 OR reason = '` + ReasonTenantBucket + `')
-ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED`
-	times, jobs, err := s.keys(ctx, tx, due, s.worker, tenants, maxSweep, direct)
+	times, jobs, err := s.keys(ctx, tx, dueSQL, tenants, direct)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -225,17 +246,7 @@ ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED`
 // unhold lets go what a paused sender or blast held, once it is resumed, and what
 // a person has replayed; what belongs to a cancelled blast ends.
 func (s *Store) unhold(ctx context.Context, tx pgx.Tx, tenants []uuid.UUID) (int, []outbox.Message, error) {
-	const free = `SELECT j.id_time, j.job_id FROM core.processed_jobs j
-WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = ANY($2) AND j.state = 'held' AND (
-    j.reason IN ('sender_paused', 'sender_unverified') AND EXISTS (SELECT FROM messaging.senders d
-        WHERE d.tenant_id = j.tenant_id AND d.channel = $4 AND d.paused_at IS NULL AND d.verified)
-    OR j.reason = '` + reasonReplayed + `'
-    OR j.reason = '` + reasonBlastPaused + `' AND EXISTS (SELECT FROM messaging.blasts b
-        WHERE b.blast_id = (j.payload->'messages'->0->>'blast_id')::uuid AND b.state NOT IN ('paused'))
-    OR j.reason = '` + reasonRailPaused + `' AND NOT EXISTS (SELECT FROM messaging.tenant_rails r
-        WHERE r.tenant_id = j.tenant_id AND r.channel = $4 AND r.rail = $5 AND r.paused_at IS NOT NULL))
-ORDER BY j.id_time, j.job_id LIMIT $3 FOR UPDATE OF j SKIP LOCKED`
-	times, jobs, err := s.keys(ctx, tx, free, s.worker, tenants, maxSweep, s.cfg.Channel, s.cfg.Rail)
+	times, jobs, err := s.keys(ctx, tx, unholdSQL, tenants, s.cfg.Channel, s.cfg.Rail)
 	if err != nil || len(jobs) == 0 {
 		return 0, nil, err
 	}
@@ -279,10 +290,7 @@ func (s *Store) Reconcile(ctx context.Context, lane outbox.Lane, before time.Tim
 		return 0, err
 	}
 	err = pgx.BeginFunc(ctx, s.deps.Pool, func(tx pgx.Tx) error {
-		const sql = `SELECT id_time, job_id FROM core.processed_jobs
-WHERE id_time > now() - interval '40 days' AND worker = $1 AND tenant_id = ANY($2) AND state = 'in_topic' AND updated_at < $4
-ORDER BY id_time, job_id LIMIT $3 FOR UPDATE SKIP LOCKED`
-		times, jobs, err := s.keys(ctx, tx, sql, s.worker, tenants, maxSweep, before)
+		times, jobs, err := s.keys(ctx, tx, reconcileSQL, tenants, before)
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,19 @@ type Config struct {
 	MaxConns int32           // default 8
 	Acquire  time.Duration   // longest wait for a new connection; default 5 s
 	Tracer   pgx.QueryTracer // hears of every statement; nil: nobody does
+	// ByKey says that whoever uses the pool finds rows by their keys and reads no
+	// table whole.
+	ByKey bool
 }
+
+// What PostgreSQL keeps a plan for was small when it was planned, in a new
+// installation and in each day's new partitions: a plan that reads all of a table
+// of three pages is kept, by foreign keys' own checks too, while the table grows a
+// thousand times larger, until its statistics are taken (docs/decisions/plans.md).
+const (
+	settings      = "SET random_page_cost = 1.1; SET jit = off"
+	settingsByKey = settings + "; SET enable_seqscan = off"
+)
 
 // Open makes a pool; it does not wait for the database to be there.
 func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
@@ -37,9 +49,14 @@ func Open(ctx context.Context, c Config) (*pgxpool.Pool, error) {
 	pc.ConnConfig.ConnectTimeout = c.Acquire
 	pc.ConnConfig.Tracer = c.Tracer
 	pc.ConnConfig.OnPgError = keepConnection
-	pc.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+	set := settings
+	if c.ByKey {
+		set = settingsByKey
+	}
+	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		registerUUID(conn.TypeMap())
-		return nil
+		// Not at the connection's start: a pooler refuses parameters that it does not know.
+		return conn.PgConn().Exec(ctx, set).Close()
 	}
 	p, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {

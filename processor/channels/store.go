@@ -398,7 +398,7 @@ func (h *Handler) freeCredits(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, 
 	if err != nil {
 		return 0, fmt.Errorf("count a tenant's credits: %w", err)
 	}
-	if jobs.Waiting > 0 {
+	if jobs.Waiting {
 		return 0, nil
 	}
 	return max(0, h.deps.Credits-int(jobs.Taken)), nil

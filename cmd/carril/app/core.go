@@ -202,7 +202,16 @@ func (s *Settings) NewCodec() (*schemas.Codec, error) {
 // pool opens a pool that is closed in its turn. Each part that holds
 // transactions has a pool of its own, so that none starves another.
 func (a *App) pool(ctx context.Context, name, url string, conns int32) (*pgxpool.Pool, error) {
-	p, err := pg.Open(ctx, pg.Config{URL: url, MaxConns: conns})
+	return a.open(ctx, name, pg.Config{URL: url, MaxConns: conns, ByKey: true})
+}
+
+// wholePool is for those who read tables whole.
+func (a *App) wholePool(ctx context.Context, name, url string, conns int32) (*pgxpool.Pool, error) {
+	return a.open(ctx, name, pg.Config{URL: url, MaxConns: conns})
+}
+
+func (a *App) open(ctx context.Context, name string, cfg pg.Config) (*pgxpool.Pool, error) {
+	p, err := pg.Open(ctx, cfg)
 	if err != nil {
 		return nil, configError("postgres-url", "cannot be used: %v", err)
 	}

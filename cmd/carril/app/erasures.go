@@ -19,7 +19,7 @@ func (a *App) startErasures(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pool, err := a.pool(ctx, "erasure", a.set.direct(), 3)
+	pool, err := a.wholePool(ctx, "erasure", a.set.direct(), 3)
 	if err != nil {
 		return err
 	}

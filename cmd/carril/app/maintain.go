@@ -64,7 +64,7 @@ func (a *App) startMaintain(ctx context.Context) error {
 // startRetention runs the retention job, on a pool of its own: an export reads a
 // month.
 func (a *App) startRetention(ctx context.Context) error {
-	pool, err := a.pool(ctx, "retention", a.set.direct(), 4)
+	pool, err := a.wholePool(ctx, "retention", a.set.direct(), 4)
 	if err != nil {
 		return err
 	}

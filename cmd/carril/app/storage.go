@@ -61,7 +61,7 @@ func (a *App) archive(ctx context.Context) (*archive.Archive, error) {
 	if err != nil || s == nil {
 		return nil, err
 	}
-	pool, err := a.pool(ctx, "exports", a.set.direct(), 6)
+	pool, err := a.wholePool(ctx, "exports", a.set.direct(), 6)
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,7 @@ type e2e struct {
 
 	mu       sync.Mutex
 	accepted map[uuid.UUID]time.Time // of this measurement: when each 202 was read
+	owner    map[uuid.UUID]uuid.UUID // of each of those events: its tenant
 }
 
 func (e *e2e) measure(ctx context.Context, rep *bench.Report) error {
@@ -185,7 +186,9 @@ func (e *e2e) await(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (e *e2e) begin() { e.accepted = map[uuid.UUID]time.Time{} }
+func (e *e2e) begin() {
+	e.accepted, e.owner = map[uuid.UUID]time.Time{}, map[uuid.UUID]uuid.UUID{}
+}
 
 // posts makes ops that post an event and note when its 202 was read.
 func (e *e2e) posts(conns int) generator {
@@ -210,7 +213,8 @@ func (e *e2e) posts(conns int) generator {
 				at = time.Now()
 			}
 			e.mu.Lock()
-			e.accepted[ids.Event(t.id, keyOf(n))] = at
+			id := ids.Event(t.id, keyOf(n))
+			e.accepted[id], e.owner[id] = at, t.id
 			e.mu.Unlock()
 			return nil
 		})

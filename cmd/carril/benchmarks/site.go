@@ -123,7 +123,7 @@ func (s *site) makeDatabase(ctx context.Context) error {
 	if err := migrations.Up(ctx, s.set.PostgresDirectURL); err != nil {
 		return err
 	}
-	if s.pool, err = pg.Open(ctx, pg.Config{URL: s.set.PostgresURL, MaxConns: 4}); err != nil {
+	if s.pool, err = pg.Open(ctx, pg.Config{URL: s.set.PostgresURL, MaxConns: 4, ByKey: true}); err != nil {
 		return err
 	}
 	s.undo = append(s.undo, func(context.Context) error { s.pool.Close(); return nil })

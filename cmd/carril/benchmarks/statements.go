@@ -31,7 +31,7 @@ type timing struct {
 // tracedPool opens a pool whose statements are timed.
 func tracedPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, *statements, error) {
 	s := &statements{seen: map[string]*timing{}}
-	pool, err := pg.Open(ctx, pg.Config{URL: url, MaxConns: conns, Tracer: s})
+	pool, err := pg.Open(ctx, pg.Config{URL: url, MaxConns: conns, Tracer: s, ByKey: true})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -13,8 +13,11 @@ import (
 )
 
 const countCredits = `-- name: CountCredits :one
-SELECT count(*) FILTER (WHERE state IN ('in_topic', 'claimed')) AS taken, count(*) FILTER (WHERE state = 'waiting') AS waiting
-FROM core.processed_jobs WHERE id_time > now() - interval '8 days' AND worker = $1 AND tenant_id = $2::uuid AND state IN ('in_topic', 'claimed', 'waiting')
+SELECT ((SELECT count(*) FROM core.processed_jobs t WHERE t.id_time > now() - interval '40 days' AND t.worker = $1 AND t.tenant_id = $2::uuid AND t.state = 'in_topic')
+    + (SELECT count(*) FROM core.processed_jobs c WHERE c.id_time > now() - interval '40 days' AND c.worker = $1 AND c.tenant_id = $2::uuid AND c.state = 'claimed')
+    + (SELECT count(*) FROM core.processed_jobs p WHERE p.id_time > now() - interval '40 days' AND p.worker = $1 AND p.tenant_id = $2::uuid AND p.state = 'parked'
+        AND p.reason = 'tenant_bucket'))::bigint AS taken,
+    EXISTS (SELECT FROM core.processed_jobs w WHERE w.id_time > now() - interval '40 days' AND w.worker = $1 AND w.tenant_id = $2::uuid AND w.state = 'waiting') AS waiting
 `
 
 type CountCreditsParams struct {
@@ -24,11 +27,12 @@ type CountCreditsParams struct {
 
 type CountCreditsRow struct {
 	Taken   int64
-	Waiting int64
+	Waiting bool
 }
 
-// How many of a tenant's jobs hold a credit and how many wait for one; read under
-// LockTenantRail. The days are the partition predicate.
+// How many of a tenant's jobs hold a credit, and whether any waits for one; read
+// under LockTenantRail. The days are the partition predicate. A state at a time:
+// what waits may be a million, and only its first is looked at.
 func (q *Queries) CountCredits(ctx context.Context, arg CountCreditsParams) (CountCreditsRow, error) {
 	row := q.db.QueryRow(ctx, countCredits, arg.Worker, arg.TenantID)
 	var i CountCreditsRow
@@ -83,8 +87,8 @@ func (q *Queries) InsertDecisions(ctx context.Context, arg InsertDecisionsParams
 }
 
 const insertJobs = `-- name: InsertJobs :exec
-INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, expires_at)
-SELECT t, w, j, s, n, c, p::jsonb, e
+INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, expires_at, not_before)
+SELECT t, w, j, s, n, c, p::jsonb, e, CASE WHEN s = 'waiting' THEN t END -- its place in the line, which the index keeps
 FROM ROWS FROM (unnest($1::timestamptz[]), unnest($2::text[]), unnest($3::uuid[]), unnest($4::text[]), unnest($5::uuid[]),
     unnest($6::text[]), unnest($7::text[]), unnest($8::pg_catalog.timestamptz[])) AS u(t, w, j, s, n, c, p, e)
 `

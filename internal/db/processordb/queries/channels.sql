@@ -61,8 +61,8 @@ ON CONFLICT DO NOTHING;
 
 -- Writes jobs for the rails, by day of their id's own time.
 -- name: InsertJobs :exec
-INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, expires_at)
-SELECT t, w, j, s, n, c, p::jsonb, e
+INSERT INTO core.processed_jobs (id_time, worker, job_id, state, tenant_id, category, payload, expires_at, not_before)
+SELECT t, w, j, s, n, c, p::jsonb, e, CASE WHEN s = 'waiting' THEN t END -- its place in the line, which the index keeps
 FROM ROWS FROM (unnest(@times::timestamptz[]), unnest(@workers::text[]), unnest(@jobs::uuid[]), unnest(@states::text[]), unnest(@tenants::uuid[]),
     unnest(@categories::text[]), unnest(@payloads::text[]), unnest(@expires::pg_catalog.timestamptz[])) AS u(t, w, j, s, n, c, p, e);
 
@@ -72,8 +72,12 @@ FROM ROWS FROM (unnest(@times::timestamptz[]), unnest(@workers::text[]), unnest(
 INSERT INTO messaging.tenant_rails (tenant_id, channel, rail) VALUES (@tenant_id, @channel, @rail)
 ON CONFLICT (tenant_id, channel, rail) DO UPDATE SET rail = EXCLUDED.rail;
 
--- How many of a tenant's jobs hold a credit and how many wait for one; read under
--- LockTenantRail. The days are the partition predicate.
+-- How many of a tenant's jobs hold a credit, and whether any waits for one; read
+-- under LockTenantRail. The days are the partition predicate. A state at a time:
+-- what waits may be a million, and only its first is looked at.
 -- name: CountCredits :one
-SELECT count(*) FILTER (WHERE state IN ('in_topic', 'claimed')) AS taken, count(*) FILTER (WHERE state = 'waiting') AS waiting
-FROM core.processed_jobs WHERE id_time > now() - interval '8 days' AND worker = @worker AND tenant_id = @tenant_id::uuid AND state IN ('in_topic', 'claimed', 'waiting');
+SELECT ((SELECT count(*) FROM core.processed_jobs t WHERE t.id_time > now() - interval '40 days' AND t.worker = @worker AND t.tenant_id = @tenant_id::uuid AND t.state = 'in_topic')
+    + (SELECT count(*) FROM core.processed_jobs c WHERE c.id_time > now() - interval '40 days' AND c.worker = @worker AND c.tenant_id = @tenant_id::uuid AND c.state = 'claimed')
+    + (SELECT count(*) FROM core.processed_jobs p WHERE p.id_time > now() - interval '40 days' AND p.worker = @worker AND p.tenant_id = @tenant_id::uuid AND p.state = 'parked'
+        AND p.reason = 'tenant_bucket'))::bigint AS taken,
+    EXISTS (SELECT FROM core.processed_jobs w WHERE w.id_time > now() - interval '40 days' AND w.worker = @worker AND w.tenant_id = @tenant_id::uuid AND w.state = 'waiting') AS waiting;
