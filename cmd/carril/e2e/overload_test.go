@@ -239,7 +239,7 @@ func TestOverload(t *testing.T) { // faults P13
 	require.Positive(t, refused, "it was an overload")
 	require.Less(t, peak, int64(most))
 	for i := range 50 {
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("normal", i))).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("normal", i))).status }))
 	}
 	require.Zero(t, e.stop())
 }
@@ -275,7 +275,7 @@ func TestSIGTERMAnswersWhatIsInFlight(t *testing.T) { // faults P10, F38
 	e := newEdge(t)
 	cl := patientClient(50)
 	defer cl.CloseIdleConnections()
-	require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("before")).status)
+	require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("before")).status }))
 	status, body := e.readyz(t)
 	require.Equal(t, http.StatusOK, status, body)
 	e.kafka.close()
@@ -334,7 +334,7 @@ func TestSIGTERMAtAnyTime(t *testing.T) { // faults P10, F38
 		e := newEdge(t)
 		cl := patientClient(1)
 		defer cl.CloseIdleConnections()
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("before")).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("before")).status }))
 		c, err := net.Dial("tcp", strings.TrimPrefix(e.API, "http://"))
 		require.NoError(t, err)
 		defer c.Close()
@@ -394,7 +394,7 @@ func TestIdleClientsWithFewFiles(t *testing.T) { // faults F41
 	e := newEdge(t, "bash", "-c", `ulimit -n 256 && exec "$0" "$@"`)
 	cl := patientClient(1)
 	defer cl.CloseIdleConnections()
-	require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("first")).status)
+	require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("first")).status }))
 	idle := make([]net.Conn, 0, 2_000)
 	shut := func() {
 		for _, c := range idle {
@@ -417,7 +417,7 @@ func TestIdleClientsWithFewFiles(t *testing.T) { // faults F41
 		getJSON(t, e.Ops+"/healthz", &health)
 	})
 	t.Run("AnOpenConnectionIsServed", func(t *testing.T) {
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("second")).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("second")).status }))
 	})
 	t.Run("ANewOneIsRefusedInJSON", func(t *testing.T) {
 		other := patientClient(1)
