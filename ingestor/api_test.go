@@ -344,7 +344,7 @@ carril_http_requests_total{code="405",route="unmatched"} 4
 `
 		require.Eventually(t, func() bool { // the count follows the answer
 			return testutil.GatherAndCompare(f.reg, strings.NewReader(expected), "carril_http_requests_total") == nil
-		}, 10*time.Second, time.Millisecond)
+		}, waitFor, time.Millisecond)
 	})
 }
 

@@ -133,7 +133,7 @@ func newBadFront(t *testing.T, keys *realKeys, guard apikey.GuardConfig) *front 
 	t.Cleanup(func() { require.NoError(t, v.Stop(context.Background())) })
 	g, err := apikey.NewGuard(guard, v, prometheus.NewRegistry())
 	require.NoError(t, err)
-	f := newFront(t, Config{}, httpserver.Config{ReadHeaderTimeout: 700 * time.Millisecond, ReadTimeout: 700 * time.Millisecond}, func(d *Deps) { d.Keys = g })
+	f := newFront(t, Config{}, httpserver.Config{ReadHeaderTimeout: 3 * time.Second, ReadTimeout: 3 * time.Second}, func(d *Deps) { d.Keys = g })
 	manage.New(manage.Deps{Keys: g, DB: testkit.Pool(t), CursorKey: []byte("k")}).Mount(f.router)
 	return f
 }
@@ -219,7 +219,7 @@ func (f *front) run(t *testing.T, r badRow) seen {
 	c, err := net.Dial("tcp", f.addr)
 	require.NoError(t, err)
 	defer c.Close()
-	require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(waitFor)))
 	begin := time.Now()
 	sent := make(chan struct{})
 	go func() { // the server may answer and close before it has all

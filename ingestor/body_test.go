@@ -108,7 +108,7 @@ func flip(b []byte) []byte {
 
 func TestBodySize(t *testing.T) {
 	t.Parallel()
-	f := newFront(t, Config{}, httpserver.Config{ReadTimeout: 500 * time.Millisecond}, nil)
+	f := newFront(t, Config{}, httpserver.Config{ReadTimeout: 3 * time.Second}, nil)
 	const headers = " HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer " + goodKey + "\r\nContent-Type: application/json\r\n"
 	t.Run("RefusesOneByteTooMany", func(t *testing.T) { // row 18
 		t.Parallel()
@@ -164,7 +164,7 @@ func TestBodySize(t *testing.T) {
 			}
 			held <- resp
 		}()
-		require.Eventually(t, func() bool { return f.api.held.Load() > 1<<19 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return f.api.held.Load() > 1<<19 }, waitFor, time.Millisecond)
 		resp, body := f.post(t, trackPath, track("x"))
 		requireProblem(t, resp, body, http.StatusServiceUnavailable, "overloaded")
 		require.Equal(t, "1", resp.Header.Get("Retry-After"))
@@ -174,7 +174,7 @@ func TestBodySize(t *testing.T) {
 		first := <-held
 		require.NoError(t, first.Body.Close())
 		require.Equal(t, http.StatusBadRequest, first.StatusCode)
-		require.Eventually(t, func() bool { return f.api.held.Load() == 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return f.api.held.Load() == 0 }, waitFor, time.Millisecond)
 		resp, _ = f.post(t, trackPath, track("x"))
 		require.Equal(t, http.StatusAccepted, resp.StatusCode)
 	})

@@ -275,7 +275,7 @@ func (f *front) raw(t *testing.T, request string) (*http.Response, string) {
 	c, err := net.Dial("tcp", f.addr)
 	require.NoError(t, err)
 	defer c.Close()
-	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(waitFor)))
 	_, err = io.WriteString(c, request)
 	require.NoError(t, err)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)

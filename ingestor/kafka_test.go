@@ -31,6 +31,7 @@ type rig struct {
 	*front
 	cluster *kfake.Cluster
 	broker  *testkit.Proxy // between the producer and the broker
+	client  *kgo.Client    // the producer
 	codec   *schemas.Codec
 	cfg     kafka.Config
 }
@@ -48,7 +49,7 @@ func newRig(t *testing.T, cfg Config, producer ProducerConfig) *rig {
 	client, err := r.cfg.NewProducer(append(producer.Opts(), kgo.Dialer(r.broker.Dial))...)
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	r.codec = newCodec(t, "")
+	r.client, r.codec = client, newCodec(t, "")
 	require.NoError(t, r.codec.Warm(t.Context(), schemas.TopicEvents, schemas.TopicEventsHistorical,
 		schemas.TopicRequestedTransactional, schemas.TopicRequestedMarketing))
 	queue := NewKafka(r.cfg, client, r.codec)
@@ -76,7 +77,7 @@ func (r *rig) read(t *testing.T, topic string, n int) []*kgo.Record {
 	cl, err := kgo.NewClient(kgo.SeedBrokers(r.cluster.ListenAddrs()...), kgo.ConsumeTopics("t."+topic))
 	require.NoError(t, err)
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var out []*kgo.Record
 	for len(out) < n {
@@ -251,7 +252,7 @@ func TestAcknowledgement(t *testing.T) { // faults P1
 		require.Eventually(t, func() bool {
 			resp, body = r.post(t, trackPath, track("x"))
 			return resp.StatusCode == http.StatusAccepted
-		}, 10*time.Second, time.Millisecond)
+		}, waitFor, time.Millisecond)
 		require.Contains(t, body, ids.Event(tenantID, "x").String())
 		for _, rec := range r.read(t, schemas.TopicEvents, 2) {
 			require.Equal(t, ids.Event(tenantID, "x").String(), kafka.Header(rec, "ce_id"))
@@ -268,7 +269,7 @@ func TestBrokerTrouble(t *testing.T) {
 		require.Eventually(t, func() bool {
 			resp, _ := r.post(t, trackPath, track("before"))
 			return resp.StatusCode == http.StatusAccepted
-		}, 20*time.Second, 10*time.Millisecond)
+		}, waitFor, 10*time.Millisecond)
 		r.broker.Refuse()
 		r.broker.Reset()
 		began := time.Now()
@@ -280,7 +281,7 @@ func TestBrokerTrouble(t *testing.T) {
 		require.Eventually(t, func() bool {
 			resp, _ := r.post(t, trackPath, track("after"))
 			return resp.StatusCode == http.StatusAccepted
-		}, 20*time.Second, 10*time.Millisecond)
+		}, waitFor, 10*time.Millisecond)
 	})
 	t.Run("HoldsNoMoreThanTheBuffer", func(t *testing.T) { // faults F9, P13
 		t.Parallel()
@@ -299,11 +300,12 @@ func TestBrokerTrouble(t *testing.T) {
 		require.Eventually(t, func() bool {
 			resp, _ := r.post(t, trackPath, track("after"))
 			return resp.StatusCode == http.StatusAccepted
-		}, 20*time.Second, 10*time.Millisecond)
+		}, waitFor, 10*time.Millisecond)
 	})
 	t.Run("IsForgottenWithTheRequest", func(t *testing.T) {
 		t.Parallel()
-		r := newRig(t, Config{EnqueueTimeout: 50 * time.Millisecond}, ProducerConfig{Forget: time.Second, MaxRecords: 2})
+		// Three requests take less than what is forgotten after.
+		r := newRig(t, Config{EnqueueTimeout: 50 * time.Millisecond}, ProducerConfig{Forget: 5 * time.Second, MaxRecords: 2})
 		r.broker.Refuse()
 		r.broker.Reset()
 		for i := range 2 {
@@ -316,7 +318,7 @@ func TestBrokerTrouble(t *testing.T) {
 			full := failures(r, EnqueueFull)
 			r.post(t, trackPath, track("next"))
 			return failures(r, EnqueueFull) == full
-		}, 20*time.Second, 10*time.Millisecond)
+		}, waitFor, 10*time.Millisecond)
 	})
 	for _, tc := range []struct {
 		name   string
@@ -368,7 +370,13 @@ func TestBrokerTrouble(t *testing.T) {
 		r := newRig(t, Config{}, ProducerConfig{})
 		r.broker.Blackhole()
 		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(50*time.Millisecond, cancel)
+		defer cancel()
+		go func() {
+			for r.client.BufferedProduceRecords() == 0 && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			cancel()
+		}()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.addr+trackPath, strings.NewReader(track("x")))
 		require.NoError(t, err)
 		req.Header = http.Header{"Authorization": {"Bearer " + goodKey}, "Content-Type": {"application/json"}}
@@ -376,7 +384,7 @@ func TestBrokerTrouble(t *testing.T) {
 		defer tr.CloseIdleConnections()
 		_, err = (&http.Client{Transport: tr}).Do(req)
 		require.ErrorIs(t, err, context.Canceled)
-		require.Eventually(t, func() bool { return failures(r, EnqueueGone) == 1 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return failures(r, EnqueueGone) == 1 }, waitFor, time.Millisecond)
 		require.NotContains(t, r.logs.String(), "takes no events")
 	})
 }

@@ -291,7 +291,7 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 		bucket.Deps{Redis: rdb, Pool: pool, Log: testkit.Logger(b.t)})
 	require.NoError(b.t, err)
 	require.NoError(b.t, limiter.Load(context.Background()))
-	cfg := rail.Config{Channel: "email", Rail: s.rail, Backoff: 20 * time.Millisecond, SlotLife: 2 * time.Second}
+	cfg := rail.Config{Channel: "email", Rail: s.rail, Backoff: 20 * time.Millisecond}
 	if s.cfg != nil {
 		s.cfg(&cfg)
 	}
@@ -466,6 +466,28 @@ func (b *bench) readTopic(topic string) (out []*kgo.Record) {
 		return len(left) == 0
 	})
 	return out
+}
+
+// standing counts the records of a topic, from its log's start to its end.
+func (b *bench) standing(topic string) (n int64) {
+	b.t.Helper()
+	adm := kadm.NewClient(b.producer)
+	starts, err := adm.ListStartOffsets(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	ends, err := adm.ListEndOffsets(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	ends.Each(func(o kadm.ListedOffset) {
+		start, ok := starts.Lookup(o.Topic, o.Partition)
+		require.True(b.t, ok && start.Err == nil && o.Err == nil)
+		n += o.Offset - start.Offset
+	})
+	return n
+}
+
+// position sums where the transactional rail stands, over its partitions.
+func (b *bench) position() int {
+	b.t.Helper()
+	return b.count(`SELECT coalesce(sum(next_offset), 0)::int FROM core.stream_positions WHERE stage = 'rail:email.transactional'`)
 }
 
 // drained waits until everything that stands in the transactional topic is

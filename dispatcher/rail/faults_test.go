@@ -132,7 +132,7 @@ func TestAmbiguousAnswers(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			b.sweep()
-			s, a := sandboxed(t, 2*time.Second)
+			s, a := sandboxed(t, 5*time.Second) // what is not broken must be answered within it
 			require.NoError(t, s.Inject(sandbox.Fault{Kind: kind, Status: 502, Times: 2}))
 			all := b.enqueue(make([]job, 5)...)
 			b.start(setup{provider: a, cfg: func(c *rail.Config) { c.BackoffMax = 200 * time.Millisecond }})

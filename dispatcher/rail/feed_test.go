@@ -125,7 +125,7 @@ func TestFeeder(t *testing.T) {
 	t.Run("WaitsALittleForABatchToFill", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
-		b.feed(func(c *feeder.Config) { c.Linger = 500 * time.Millisecond })
+		b.feed(func(c *feeder.Config) { c.Linger = 5 * time.Second }) // far above what it takes to queue ten
 		b.queueMarketing(b.tenant, 5)
 		b.queueMarketing(b.tenant, 5)
 		b.start(setup{rail: schemas.RailMarketing})

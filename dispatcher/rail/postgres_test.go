@@ -66,7 +66,7 @@ func TestLostConnections(t *testing.T) {
 		b.sweep()
 		proxy, pool := b.proxied()
 		all := b.enqueue(make([]job, 20)...)
-		b.start(setup{pool: pool, rate: 20})
+		b.start(setup{pool: pool, rate: 20, cfg: func(c *rail.Config) { c.SlotLife = 2 * time.Second }})
 		b.eventually("some are sent", func() bool { n, _ := b.fake.count(); return n > 3 })
 		proxy.Refuse()
 		time.Sleep(2500 * time.Millisecond) // longer than the slot's life

@@ -82,6 +82,7 @@ func TestYield(t *testing.T) {
 			b.enqueue(job{contact: one})
 		}
 		b.await(20, "sent")
+		b.drained()
 		b.start(setup{rail: schemas.RailMarketing, yield: reader})
 		_, all := b.enqueueBatch(b.tenant, 3, nil)
 		b.eventually("marketing runs", func() bool { return b.fake.delivered(all[0]) == 1 })
@@ -156,7 +157,7 @@ func (b *bench) healthDeps(name string) rail.HealthDeps {
 	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: "health", Providers: map[string]bucket.Stated{name: {RatePerSecond: 1000}}}, bucket.Deps{Redis: rdb})
 	require.NoError(b.t, err)
 	return rail.HealthDeps{Pool: b.pool, Kafka: b.kafka, Admin: kadm.NewClient(b.producer), Redis: rdb, Prefix: b.prefix, Buckets: limiter, Channels: []string{"email"},
-		Providers: map[string]string{schemas.RailWorker("email", "transactional"): name, schemas.RailWorker("email", "marketing"): name}, Budget: 5 * time.Second}
+		Providers: map[string]string{schemas.RailWorker("email", "transactional"): name, schemas.RailWorker("email", "marketing"): name}, Budget: 30 * time.Second} // the budget is no test's business here
 }
 
 func TestHealthSaysWhatItCannotSee(t *testing.T) {
@@ -165,7 +166,7 @@ func TestHealthSaysWhatItCannotSee(t *testing.T) {
 	d := b.healthDeps("fake")
 	broken := b.redis()
 	require.NoError(t, broken.Close())
-	d.Redis, d.Budget = broken, 30*time.Second // the budget is another test's business
+	d.Redis = broken
 	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: "health", Providers: map[string]bucket.Stated{"fake": {RatePerSecond: 1000}}}, bucket.Deps{Redis: broken})
 	require.NoError(t, err)
 	d.Buckets = limiter

@@ -37,8 +37,8 @@ func TestLanes(t *testing.T) {
 	t.Run("ADeadEndpointHoldsUpNobody", func(t *testing.T) { // field report 29, F33
 		t.Parallel()
 		const n = 400
-		m := newMirrorWith(t, webhook.Config{}, guard.Config{Deadline: 30 * time.Second}, nil)
-		m.cfg.Lease = 45 * time.Second
+		m := newMirrorWith(t, webhook.Config{}, guard.Config{Deadline: 2 * time.Minute}, nil)
+		m.cfg.Lease = 3 * time.Minute
 		silence, letGo := hang(t)
 		dead, fine, other := newSink(t, silence), newSink(t, nil), newSink(t, nil)
 		m.endpoint(m.tenant, dead.URL)

@@ -22,7 +22,7 @@ import (
 
 // quick is a ladder, a breaker and waits that a test can see through.
 func quick(retries int) webhook.Config {
-	cfg := webhook.Config{Retries: make([]time.Duration, retries), BreakMin: 20 * time.Millisecond, BreakMax: 40 * time.Millisecond, OwnWait: 50 * time.Millisecond, Drain: time.Second}
+	cfg := webhook.Config{Retries: make([]time.Duration, retries), BreakMin: 20 * time.Millisecond, BreakMax: 40 * time.Millisecond, OwnWait: 50 * time.Millisecond, Drain: 10 * time.Second}
 	for i := range cfg.Retries {
 		cfg.Retries[i] = 20 * time.Millisecond
 	}
@@ -145,7 +145,7 @@ func TestRetries(t *testing.T) {
 
 	t.Run("EachMisbehaviourIsAFailureOfItsOwnClass", func(t *testing.T) { // F33, field reports 31 and 33
 		t.Parallel()
-		m := newMirrorWith(t, webhook.Config{Retries: []time.Duration{}}, guard.Config{Deadline: 2 * time.Second}, nil)
+		m := newMirrorWith(t, webhook.Config{Retries: []time.Duration{}}, guard.Config{Deadline: 5 * time.Second}, nil) // only the drip may take longer
 		var redirected atomic.Int64
 		elsewhere := newSink(t, func(http.ResponseWriter, *http.Request) { redirected.Add(1) })
 		closed := newSink(t, nil)

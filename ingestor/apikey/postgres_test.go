@@ -177,7 +177,7 @@ func TestPostgres(t *testing.T) {
 		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})
 		require.NoError(t, err)
 		on := make(chan struct{}, 10)
-		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn, Ping: time.Second}, on})
+		v := verifier(t, store, tap{pg.Listener{Channel: Channel, URL: dsn, Ping: 3 * time.Second}, on})
 		<-on
 		_, err = v.Verify(ctx, text)
 		require.NoError(t, err)

@@ -56,7 +56,7 @@ func serve(t *testing.T) (addr string, conns *atomic.Int64) {
 func TestConn(t *testing.T) {
 	t.Parallel()
 	addr, conns := serve(t)
-	c := NewConn(addr, 5*time.Second)
+	c := NewConn(addr, time.Minute)
 	defer c.Close()
 	post := func(path, body string) []byte {
 		return Request("POST", path, addr, []byte(body), "Authorization: Bearer k")

@@ -69,7 +69,7 @@ var plain = `[["ce_id", "é"], ["raw", "AP8=", "base64"], ["outbox-id", "3:4"]]`
 func (b *bench) read(n int) []*kgo.Record {
 	b.t.Helper()
 	var out []*kgo.Record
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	for len(out) < n {
 		fs := b.cl.PollFetches(ctx)

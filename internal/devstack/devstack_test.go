@@ -90,7 +90,7 @@ func reachableDir(t *testing.T) string {
 
 func start(t *testing.T, cfg devstack.Config) *devstack.Stack {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	s, err := devstack.Start(ctx, cfg)
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func fill(t *testing.T, a addresses) int {
 // requireFilled checks that what fill wrote is there.
 func requireFilled(t *testing.T, a addresses, schemaID int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	client, err := kgo.NewClient(kgo.SeedBrokers(a.Kafka...), kgo.ConsumeTopics("kept"),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
@@ -267,7 +267,7 @@ func TestSupervision(t *testing.T) {
 			id := fill(t, first)
 			pid := s.PID(part)
 			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-			require.Eventually(t, func() bool { p := s.PID(part); return p != 0 && p != pid }, 20*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool { p := s.PID(part); return p != 0 && p != pid }, time.Minute, 10*time.Millisecond)
 			requireFilled(t, first, id)
 			require.Empty(t, s.Failed())
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -133,20 +134,23 @@ func (p *ports) get(name string) (int, error) {
 	return port, nil
 }
 
-// freePort asks the kernel for a port that no other part here holds.
+// freePort finds a port that nobody holds, no other part here either: none of
+// those that the kernel gives to whoever asks it for any, who would have it as
+// soon as the stack is down for a moment.
 func (p *ports) freePort() (int, error) {
-	for range 50 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, fmt.Errorf("find a free port: %w", err)
+	var err error
+	for range 100 {
+		port := 20_000 + rand.IntN(10_000)
+		if p.holds(port) {
+			continue
 		}
-		port := l.Addr().(*net.TCPAddr).Port
-		_ = l.Close()
-		if !p.holds(port) {
+		var l net.Listener
+		if l, err = net.Listen("tcp", loopback(port)); err == nil {
+			_ = l.Close()
 			return port, nil
 		}
 	}
-	return 0, errors.New("find a free port: every port offered is taken by another part")
+	return 0, fmt.Errorf("find a free port: %w", err)
 }
 
 func (p *ports) holds(port int) bool {

@@ -38,7 +38,7 @@ func raw(t *testing.T, addr, request string) (*http.Response, string, net.Conn) 
 	c, err := net.Dial("tcp", addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, c.SetDeadline(time.Now().Add(30*time.Second)))
 	_, err = io.WriteString(c, request)
 	require.NoError(t, err)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -67,7 +67,7 @@ func requireProblem(t *testing.T, resp *http.Response, body string, status int, 
 
 func requireClosed(t *testing.T, c net.Conn) {
 	t.Helper()
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(30*time.Second)))
 	_, err := c.Read(make([]byte, 1))
 	require.Error(t, err)
 	var timeout net.Error
@@ -207,19 +207,19 @@ func TestSlowClients(t *testing.T) {
 	t.Parallel()
 	t.Run("HalfAHeaderLineIsClosed", func(t *testing.T) { // row 38
 		t.Parallel()
-		addr := serve(t, Config{ReadHeaderTimeout: 200 * time.Millisecond, ReadTimeout: time.Minute}, routes(), nil)
+		addr := serve(t, Config{ReadHeaderTimeout: 2 * time.Second, ReadTimeout: time.Minute}, routes(), nil)
 		c, err := net.Dial("tcp", addr)
 		require.NoError(t, err)
 		defer c.Close()
 		_, err = io.WriteString(c, "POST /take HTTP/1.1\r\nHos")
 		require.NoError(t, err)
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(30*time.Second)))
 		_, err = io.ReadAll(c)
 		require.NoError(t, err, "closed by the server, not by our deadline")
 	})
 	t.Run("ABodyThatNeverComesIs408AndClosed", func(t *testing.T) {
 		t.Parallel()
-		addr := serve(t, Config{ReadTimeout: 300 * time.Millisecond}, routes(), nil)
+		addr := serve(t, Config{ReadTimeout: 2 * time.Second}, routes(), nil)
 		resp, body, c := raw(t, addr, "POST /take HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nabc")
 		requireProblem(t, resp, body, http.StatusRequestTimeout, "request_timeout")
 		requireClosed(t, c)
@@ -270,7 +270,7 @@ func TestTooManyConnectionsAreTurnedAwayInJSON(t *testing.T) { // faults F41
 		_, _ = io.WriteString(c, request)
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusAccepted
-	}, 10*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 10*time.Millisecond)
 }
 
 func TestStop(t *testing.T) {
@@ -320,7 +320,7 @@ func TestStop(t *testing.T) {
 				_ = c.Close()
 			}
 			return err != nil
-		}, 10*time.Second, time.Millisecond)
+		}, 30*time.Second, time.Millisecond)
 		close(out)
 		require.Equal(t, http.StatusAccepted, <-got)
 		require.NoError(t, <-stopped)

@@ -3,8 +3,6 @@
 package storage_test
 
 import (
-	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/internal/storage"
+	"github.com/softcrum/carril/internal/testkit"
 )
 
 // TestS3 holds a real server to what every storage does.
@@ -25,23 +24,20 @@ func TestS3(t *testing.T) {
 	url := os.Getenv("CARRIL_TEST_STORAGE_URL")
 	require.NotEmpty(t, url, "CARRIL_TEST_STORAGE_URL names no server: see `make test-kafka`")
 	conform(t, storage.Config{URL: url, AccessKey: os.Getenv("CARRIL_TEST_STORAGE_ACCESS_KEY"), SecretKey: os.Getenv("CARRIL_TEST_STORAGE_SECRET_KEY"),
-		PartBytes: 5 << 20, Stall: 20 * time.Second})
+		PartBytes: 5 << 20, Stall: time.Minute})
 }
 
 // gateway is a server of the test's own, to be killed.
 type gateway struct {
 	t      *testing.T
 	dir    string
-	port   int
+	addr   string
 	server *exec.Cmd
 }
 
 func newGateway(t *testing.T) *gateway {
 	require.NotEmpty(t, os.Getenv("CARRIL_TEST_S3_GATEWAY"), "CARRIL_TEST_S3_GATEWAY names no program: see `make test-kafka`")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	g := &gateway{t: t, dir: t.TempDir(), port: l.Addr().(*net.TCPAddr).Port}
-	require.NoError(t, l.Close())
+	g := &gateway{t: t, dir: t.TempDir(), addr: testkit.Addr(t)}
 	require.NoError(t, os.Mkdir(filepath.Join(g.dir, "bucket"), 0o755))
 	g.start()
 	t.Cleanup(g.kill)
@@ -49,19 +45,19 @@ func newGateway(t *testing.T) *gateway {
 }
 
 func (g *gateway) start() {
-	g.server = exec.Command(os.Getenv("CARRIL_TEST_S3_GATEWAY"), "--port", fmt.Sprintf("127.0.0.1:%d", g.port), "posix", g.dir)
+	g.server = exec.Command(os.Getenv("CARRIL_TEST_S3_GATEWAY"), "--port", g.addr, "posix", g.dir)
 	g.server.Env = append(os.Environ(), "ROOT_ACCESS_KEY=test", "ROOT_SECRET_KEY=test-secret")
 	g.server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(g.t, g.server.Start())
 	client := &http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
 	require.Eventually(g.t, func() bool {
-		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/", g.port))
+		resp, err := client.Get("http://" + g.addr + "/")
 		if err == nil {
 			_ = resp.Body.Close()
 		}
 		return err == nil
-	}, 30*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 }
 
 func (g *gateway) kill() {
@@ -70,8 +66,8 @@ func (g *gateway) kill() {
 }
 
 func (g *gateway) config() storage.Config {
-	return storage.Config{URL: fmt.Sprintf("s3://bucket/p?endpoint=http://127.0.0.1:%d&path_style=true", g.port), AccessKey: "test", SecretKey: "test-secret",
-		PartBytes: 5 << 20, Stall: 10 * time.Second}
+	return storage.Config{URL: "s3://bucket/p?endpoint=http://" + g.addr + "&path_style=true", AccessKey: "test", SecretKey: "test-secret",
+		PartBytes: 5 << 20, Stall: time.Minute}
 }
 
 // TestS3ServerIsKilledInTheMiddle: an object is whole or not there, and a rerun

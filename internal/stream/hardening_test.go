@@ -76,7 +76,7 @@ func TestMemoryOfAllPartitions(t *testing.T) {
 		d.Memory = m
 		d.KgoExtra = []kgo.Opt{kgo.FetchMaxBytes(256 << 10), kgo.FetchMaxPartitionBytes(128 << 10)}
 	})
-	b.eventually("the bound is reached", 30*time.Second, func() bool { return m.Used() > 1<<20 })
+	b.eventually("the bound is reached", 60*time.Second, func() bool { return m.Used() > 1<<20 })
 	most := 0
 	for range 100 {
 		most = max(most, m.Used())
@@ -87,7 +87,7 @@ func TestMemoryOfAllPartitions(t *testing.T) {
 	close(release)
 	b.awaitEffects(parts * each)
 	b.appliedOnce(parts * each)
-	b.eventually("everything is given back", 20*time.Second, func() bool { return m.Used() == 0 })
+	b.eventually("everything is given back", 60*time.Second, func() bool { return m.Used() == 0 })
 }
 
 func TestRejectThatTheDatabaseRefuses(t *testing.T) {
@@ -111,7 +111,7 @@ func TestHeadersOfADeadLetter(t *testing.T) {
 	require.NoError(t, b.prod.ProduceSync(t.Context(), &kgo.Record{Topic: b.kcfg.Topic("in"), Value: []byte("undecodable"),
 		Headers: []kgo.RecordHeader{{Key: "text", Value: []byte("é")}, {Key: "raw", Value: []byte{0, 255}}}}).FirstErr())
 	b.loop(nil)
-	b.eventually("a dead letter", 30*time.Second, func() bool { return b.count(`SELECT count(*) FROM core.dead_letters`) == 1 })
+	b.eventually("a dead letter", 60*time.Second, func() bool { return b.count(`SELECT count(*) FROM core.dead_letters`) == 1 })
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM core.dead_letters WHERE record_headers = '[["text", "é"], ["raw", "AP8=", "base64"]]'`))
 }
 
@@ -144,7 +144,7 @@ func TestGaugesOfARevokedPartition(t *testing.T) {
 	reg := newAlarmCounter()
 	first := b.loop(func(_ *Config, d *Deps) { d.Metrics = reg.m })
 	b.awaitEffects(2)
-	b.eventually("both are measured", 20*time.Second, func() bool { return testutil.CollectAndCount(reg.m.stopped) == 2 })
+	b.eventually("both are measured", 60*time.Second, func() bool { return testutil.CollectAndCount(reg.m.stopped) == 2 })
 	b.loop(nil)
 	b.eventually("one is left", 60*time.Second, func() bool {
 		return len(first.all()) == 1 && testutil.CollectAndCount(reg.m.stopped) == 1 && testutil.CollectAndCount(reg.m.behind) == 1

@@ -67,7 +67,7 @@ func TestSlots(t *testing.T) {
 		b.loop(few)
 		select {
 		case <-held: // the slot is taken
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			require.FailNow(t, "no large batch came")
 		}
 		b.send(1, "small")

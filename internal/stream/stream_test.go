@@ -27,7 +27,7 @@ func TestLoop(t *testing.T) {
 		b.loop(nil)
 		b.awaitEffects(1200)
 		require.Equal(t, in, b.published(1200))
-		b.eventually("position", 5*time.Second, func() bool {
+		b.eventually("position", 60*time.Second, func() bool {
 			return b.count(`SELECT next_offset FROM core.stream_positions WHERE topic = 'in'`) == 1200
 		})
 		require.Positive(t, b.count(`SELECT count(*) FROM core.processed_jobs WHERE worker = 'stage:effects'`))
@@ -194,7 +194,7 @@ func TestLogThatDoesNotFitThePosition(t *testing.T) {
 		adm := kadm.NewClient(b.prod)
 		_, err := adm.DeleteTopic(t.Context(), b.kcfg.Topic("in"))
 		require.NoError(t, err)
-		b.eventually("topic gone", 10*time.Second, func() bool {
+		b.eventually("topic gone", 60*time.Second, func() bool {
 			d, err := adm.ListTopics(t.Context())
 			return err == nil && !d.Has(b.kcfg.Topic("in"))
 		})
@@ -223,7 +223,7 @@ func TestLogThatDoesNotFitThePosition(t *testing.T) {
 		require.NoError(t, err)
 		reg := newAlarmCounter()
 		b.loop(func(_ *Config, d *Deps) { d.Metrics = reg.m })
-		b.eventually("stop", 20*time.Second, func() bool {
+		b.eventually("stop", 60*time.Second, func() bool {
 			return b.count(`SELECT count(*) FROM core.stream_positions WHERE stopped = 'log_start_passed' AND missed = 1251 AND next_offset = 149`) == 1
 		})
 		require.EqualValues(t, 1, reg.alarms(t, "missed"))
@@ -247,7 +247,7 @@ func TestDatabaseAwayDuringAssignment(t *testing.T) { // I9
 		b.send(p, values(fmt.Sprintf("p%d", p), 50)...)
 	}
 	b.loop(func(_ *Config, d *Deps) { d.Pool = pool })
-	b.eventually("attempts that got no answer", 20*time.Second, func() bool { return proxy.Counts().Accepted >= 3 })
+	b.eventually("attempts that got no answer", 60*time.Second, func() bool { return proxy.Counts().Accepted >= 3 })
 	proxy.Pass()
 	b.awaitEffects(200)
 }
@@ -310,7 +310,7 @@ func TestModelWithRandomCrashes(t *testing.T) {
 		require.Less(t, last[v[1]], v, "order within a lane")
 		last[v[1]] = v
 	}
-	b.eventually("all applied", 30*time.Second, func() bool { return b.count(`SELECT count(*) FROM applied`) >= sent })
+	b.eventually("all applied", 60*time.Second, func() bool { return b.count(`SELECT count(*) FROM applied`) >= sent })
 	b.appliedOnce(sent)
 	require.Zero(t, b.count(`SELECT count(*) FROM core.dead_letters`))
 }

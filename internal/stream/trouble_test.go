@@ -93,7 +93,7 @@ func TestLogRecreatedUnderARunningOwner(t *testing.T) {
 	adm := kadm.NewClient(b.prod)
 	_, err := adm.DeleteTopic(t.Context(), b.kcfg.Topic("in"))
 	require.NoError(t, err)
-	b.eventually("topic gone", 30*time.Second, func() bool {
+	b.eventually("topic gone", 60*time.Second, func() bool {
 		d, err := adm.ListTopics(t.Context())
 		return err == nil && !d.Has(b.kcfg.Topic("in"))
 	})

@@ -116,7 +116,7 @@ func TestAppend(t *testing.T) {
 	t.Run("AnHourAgoFallsIntoItsPartitionAndOrdersByItsOwnTime", func(t *testing.T) { // FS-CORE-0006 AC3, field report 9
 		t.Parallel()
 		b := stagetest.New(t)
-		midnight := time.Date(now.Year(), now.Month(), 1, 0, 30, 0, 0, time.UTC) // an hour before lies in the month before
+		midnight := time.Date(now.UTC().Year(), now.UTC().Month(), 1, 0, 30, 0, 0, time.UTC) // an hour before lies in the month before
 		b.SendEvents(b.Event("late", "a.b", midnight, anybody, `{}`), b.Event("early", "a.b", midnight.Add(-time.Hour), anybody, `{}`))
 		run(b)
 		b.Await(2, eventCount)

@@ -132,12 +132,14 @@ func TestPlaces(t *testing.T) {
 	t.Run("ForgetWhomAnErasureDeletedEvenWhenAnotherTakesThePlace", func(t *testing.T) {
 		b := setup(t)
 		first := b.resolve(ana)
-		b.exec(`DELETE FROM core.contact_identifiers`)
-		b.exec(`VACUUM (TRUNCATE false) core.contact_identifiers`)
-		b.exec(`INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id) VALUES ($1, 'email', 'beto@example.com', $2)`, b.tenant, first)
-		var at pgtype.TID
-		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT ctid FROM core.contact_identifiers`).Scan(&at))
 		known, _ := b.memory.places.known([]*ident{{key: key{b.tenant, KindEmail, "ana@example.com"}}})
+		var at pgtype.TID
+		for end := time.Now().Add(time.Minute); known[0] != at && time.Now().Before(end); { // a session that just begins holds vacuum back
+			b.exec(`DELETE FROM core.contact_identifiers`)
+			b.exec(`VACUUM (TRUNCATE false) core.contact_identifiers`)
+			b.exec(`INSERT INTO core.contact_identifiers (tenant_id, kind, value, contact_id) VALUES ($1, 'email', 'beto@example.com', $2)`, b.tenant, first)
+			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT ctid FROM core.contact_identifiers`).Scan(&at))
+		}
 		require.Equal(t, []pgtype.TID{at}, known, "beto stands where ana stood")
 		require.NotEqual(t, first, b.resolve(ana))
 	})

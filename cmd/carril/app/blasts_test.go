@@ -304,8 +304,8 @@ func TestUploadOverASlowConnection(t *testing.T) {
 	t.Parallel()
 	c := newCampaigns(t)
 	id, upload := c.create(`{"name":"Slow","template_id":"news"}`), ids.New().String()
-	// Far below what the file takes: 12 waits of 50 ms.
-	s, err := httpserver.New(httpserver.Config{Addr: "127.0.0.1:0", ReadTimeout: 200 * time.Millisecond, WriteTimeout: 200 * time.Millisecond}, c.front, nil)
+	// Far below what the file takes: 12 waits of 200 ms.
+	s, err := httpserver.New(httpserver.Config{Addr: "127.0.0.1:0", ReadTimeout: time.Second, WriteTimeout: time.Second}, c.front, nil)
 	require.NoError(t, err)
 	addr, err := s.Start(t.Context())
 	require.NoError(t, err)
@@ -321,7 +321,7 @@ func TestUploadOverASlowConnection(t *testing.T) {
 		var n int
 		_ = c.pool.QueryRow(t.Context(), `SELECT rows_read FROM messaging.blast_uploads WHERE upload_id = $1`, upload).Scan(&n)
 		return n == 1_000
-	}, 30*time.Second, 10*time.Millisecond, "a chunk is taken while the file still comes")
+	}, time.Minute, 10*time.Millisecond, "a chunk is taken while the file still comes")
 	require.NoError(t, conn.Close())
 
 	slow := io.MultiReader()
@@ -346,7 +346,7 @@ func TestUploadOverASlowConnection(t *testing.T) {
 type pause struct{}
 
 func (pause) Read([]byte) (int, error) {
-	time.Sleep(50 * time.Millisecond) // the slowness that is tested, not a wait for something
+	time.Sleep(200 * time.Millisecond) // the slowness that is tested, not a wait for something
 	return 0, io.EOF
 }
 

@@ -102,12 +102,14 @@ func TestErasedPersonIsNowhere(t *testing.T) { // FS-MSG-0003 AC8, faults P16
 	require.Equal(t, http.StatusCreated, status)
 
 	now := time.Now().UTC().Format(time.RFC3339Nano)
-	status, _ = call(t, http.MethodPost, api+"/v1/core/identify", key, fmt.Sprintf(`{"idempotency_key":"i-canary","occurred_at":%q,
+	send := func(path, body string) {
+		t.Helper()
+		require.Equal(t, http.StatusAccepted, insist(func() int { status, _ := call(t, http.MethodPost, api+path, key, body); return status }))
+	}
+	send("/v1/core/identify", fmt.Sprintf(`{"idempotency_key":"i-canary","occurred_at":%q,
 		"identifiers":{"external_id":"canary-1","email":"Canary@example.com","anonymous_id":"canary-d"},"traits":{"name":"Canary"}}`, now))
-	require.Equal(t, http.StatusAccepted, status)
-	status, _ = call(t, http.MethodPost, api+"/v1/core/track", key, fmt.Sprintf(`{"event_name":"invoice.paid","idempotency_key":"t-canary","occurred_at":%q,
+	send("/v1/core/track", fmt.Sprintf(`{"event_name":"invoice.paid","idempotency_key":"t-canary","occurred_at":%q,
 		"identifiers":{"email":"canary@example.com"},"properties":{"invoice":"canary-889"}}`, now))
-	require.Equal(t, http.StatusAccepted, status)
 	c.db.await(1, 2*time.Minute, `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at > '-infinity' AND status = 'delivered'`)
 	c.db.await(2, 2*time.Minute, `SELECT count(*) FROM core.webhook_deliveries WHERE created_at > '-infinity' AND attempts > 0`)
 	_, found := call(t, http.MethodGet, api+"/v1/core/contacts?email=canary@example.com", key, "")

@@ -88,7 +88,9 @@ func TestACodeDoesNotWaitBehindABlastOfRequests(t *testing.T) { // I1
 	l := newLedger()
 	code := func(i int) time.Duration {
 		began := time.Now()
-		require.Equal(t, 202, ask(api, theirs, fmt.Sprintf("code-%d", i), fmt.Sprintf("luis-%d@example.com", i), l))
+		require.Equal(t, 202, insist(func() int {
+			return ask(api, theirs, fmt.Sprintf("code-%d", i), fmt.Sprintf("luis-%d@example.com", i), l)
+		}))
 		eventually(t, 2*time.Minute, func() bool { return c.sent() > i }, func() string { return "the code does not arrive" })
 		return time.Since(began)
 	}
@@ -103,7 +105,7 @@ func TestACodeDoesNotWaitBehindABlastOfRequests(t *testing.T) { // I1
 		slots <- struct{}{}
 		posts.Go(func() {
 			defer func() { <-slots }()
-			if status := crowd(t.Context(), api, c.key, fmt.Sprintf("blast-%d", i)); status != 202 {
+			if status := insist(func() int { return crowd(t.Context(), api, c.key, fmt.Sprintf("blast-%d", i)) }); status != 202 {
 				t.Errorf("blast request %d: status %d", i, status)
 			}
 		})
@@ -137,7 +139,9 @@ func TestEffectsAreThereWithinTheBudget(t *testing.T) {
 	for i := range events {
 		<-tick.C
 		posts.Go(func() {
-			if status := post("http://"+c.apis[0], c.key, fmt.Sprintf("sale-%d", i), fmt.Sprintf("ana-%d@example.com", i), at, l); status != 202 {
+			if status := insist(func() int {
+				return post("http://"+c.apis[0], c.key, fmt.Sprintf("sale-%d", i), fmt.Sprintf("ana-%d@example.com", i), at, l)
+			}); status != 202 {
 				t.Errorf("event %d: status %d", i, status)
 			}
 		})

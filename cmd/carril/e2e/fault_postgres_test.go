@@ -258,7 +258,7 @@ func TestFaultFailover(t *testing.T) {
 	base.SysProcAttr, base.Dir = as, "/"
 	out, err := base.CombinedOutput()
 	require.NoError(t, err, string(out))
-	addr := freePort(t)
+	addr := testkit.Addr(t)
 	port := addr[strings.LastIndexByte(addr, ':')+1:]
 	replica := exec.Command(filepath.Join(bin, "postgres"), "-D", dir+"/data", "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
 		"-c", "max_connections=300", "-c", "max_locks_per_transaction=128", "-c", "shared_buffers=128MB")

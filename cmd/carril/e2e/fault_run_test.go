@@ -152,7 +152,7 @@ func newFaultRun(t *testing.T, row string) *faultRun {
 	broker := testkit.Kafka(t)
 	redis, redisPrefix := testkit.Redis(t)
 	f := &faultRun{t: t, row: row, parts: p, db: database{t, testkit.Postgres(t)}, book: books.Open(t), rng: rand.New(rand.NewPCG(seed, 3)),
-		kc: kafka.Config{Brokers: broker.Brokers, Prefix: broker.Prefix, SingleNode: true}, apis: []string{freePort(t), freePort(t)}, begun: time.Now()}
+		kc: kafka.Config{Brokers: broker.Brokers, Prefix: broker.Prefix, SingleNode: true}, apis: []string{testkit.Addr(t), testkit.Addr(t)}, begun: time.Now()}
 	f.env = []string{
 		"CARRIL_KAFKA_BROKERS=" + broker.Brokers[0], "CARRIL_KAFKA_PREFIX=" + broker.Prefix, "CARRIL_KAFKA_SINGLE_NODE=true",
 		"CARRIL_REGISTRY_URL=" + testkit.Registry(t), "CARRIL_POSTGRES_URL=" + f.db.url, "CARRIL_REDIS_URL=" + redis, "CARRIL_REDIS_PREFIX=" + redisPrefix,

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -170,14 +169,6 @@ func command(t *testing.T, env []string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // database is a connection for the test's own look-ups, made anew when lost.
 type database struct {
 	t   *testing.T
@@ -260,6 +251,16 @@ func (l *ledger) record(key, id string) {
 }
 
 var client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+
+// insist asks again where there was no answer or the broker was too slow for one,
+// as every caller must, and gives the first status that says something else.
+func insist(ask func() int) int {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if status := ask(); status != 0 && status != http.StatusServiceUnavailable || time.Now().After(deadline) {
+			return status
+		}
+	}
+}
 
 // post sends one invoice.paid event and records a 202. It gives the status, 0
 // when there was no answer.

@@ -59,7 +59,7 @@ func TestMessagesOfTheAPI(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 20 {
 			wg.Go(func() {
-				if status := ask("http://"+c.apis[i%2], c.key, "invoice-889", "ana@example.com", l); status != 202 {
+				if status := insist(func() int { return ask("http://"+c.apis[i%2], c.key, "invoice-889", "ana@example.com", l) }); status != 202 {
 					t.Errorf("attempt %d: status %d", i, status)
 				}
 			})
@@ -68,8 +68,8 @@ func TestMessagesOfTheAPI(t *testing.T) {
 		require.Empty(t, l.bad)
 		c.db.await(1, time.Minute, delivered)
 		// A retry that comes when all is done, so with another received_at for sure.
-		require.Equal(t, 202, ask("http://"+c.apis[1], c.key, "invoice-889", "ana@example.com", l))
-		require.Equal(t, 202, ask("http://"+c.apis[0], c.key, "fence", "luis@example.com", l)) // behind the retry in its partition
+		require.Equal(t, 202, insist(func() int { return ask("http://"+c.apis[1], c.key, "invoice-889", "ana@example.com", l) }))
+		require.Equal(t, 202, insist(func() int { return ask("http://"+c.apis[0], c.key, "fence", "luis@example.com", l) })) // behind the retry in its partition
 		c.db.await(2, time.Minute, delivered)
 		require.Equal(t, 2, c.db.count(sends))
 		require.Equal(t, 2, c.sent())
@@ -77,10 +77,10 @@ func TestMessagesOfTheAPI(t *testing.T) {
 	})
 	t.Run("AnEventAndAMessageUnderOneKeyBothExist", func(t *testing.T) { // I33, both orders
 		api := "http://" + c.apis[0]
-		require.Equal(t, 202, post(api, c.key, "invoice-889", "ana@example.com", at, l))
-		require.Equal(t, 202, post(api, c.key, "invoice-890", "ana@example.com", at, l))
+		require.Equal(t, 202, insist(func() int { return post(api, c.key, "invoice-889", "ana@example.com", at, l) }))
+		require.Equal(t, 202, insist(func() int { return post(api, c.key, "invoice-890", "ana@example.com", at, l) }))
 		c.db.await(2, time.Minute, `SELECT count(*) FROM core.points_ledger`)
-		require.Equal(t, 202, ask(api, c.key, "invoice-890", "ana@example.com", l))
+		require.Equal(t, 202, insist(func() int { return ask(api, c.key, "invoice-890", "ana@example.com", l) }))
 		c.db.await(5, time.Minute, delivered)
 		require.NotEqual(t, l.ids["invoice-889"], l.ids["message/invoice-889"])
 		require.NotEqual(t, l.ids["invoice-890"], l.ids["message/invoice-890"])

@@ -239,7 +239,7 @@ func TestOverload(t *testing.T) { // faults P13
 	require.Positive(t, refused, "it was an overload")
 	require.Less(t, peak, int64(most))
 	for i := range 50 {
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("normal", i))).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("normal", i))).status }))
 	}
 	require.Zero(t, e.stop())
 }
@@ -275,7 +275,7 @@ func TestSIGTERMAnswersWhatIsInFlight(t *testing.T) { // faults P10, F38
 	e := newEdge(t)
 	cl := patientClient(50)
 	defer cl.CloseIdleConnections()
-	require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("before")).status)
+	require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("before")).status }))
 	status, body := e.readyz(t)
 	require.Equal(t, http.StatusOK, status, body)
 	e.kafka.close()
@@ -283,14 +283,22 @@ func TestSIGTERMAnswersWhatIsInFlight(t *testing.T) { // faults P10, F38
 	for i := range 20 {
 		go func() { answers <- e.send(cl, "/v1/core/track", singleBody(fmt.Sprint("flight", i))) }()
 	}
-	eventually(t, 30*time.Second, func() bool { return e.kafka.waiting.Load() > 0 }, func() string { return "no request waits for the broker" })
+	// All of them are taken in, each with the first 4 KiB of its body: one that
+	// comes after the signal finds nobody.
+	eventually(t, 30*time.Second, func() bool { return e.kafka.waiting.Load() > 0 && e.gauge(t, "carril_ingest_held_bytes") >= 20*4<<10 },
+		func() string { return "not every request waits for the broker" })
 	require.NoError(t, e.cmd.Process.Signal(syscall.SIGTERM))
 	eventually(t, 30*time.Second, func() bool {
 		status, body = e.readyz(t)
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "stopping")
 	}, func() string { return "still ready: " + body })
-	_, err := net.DialTimeout("tcp", strings.TrimPrefix(e.API, "http://"), time.Second)
-	require.Error(t, err, "nothing new is taken")
+	eventually(t, 30*time.Second, func() bool {
+		c, err := net.DialTimeout("tcp", strings.TrimPrefix(e.API, "http://"), time.Second)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	}, func() string { return "something new is taken" })
 	e.kafka.open()
 	for range 20 {
 		r := <-answers
@@ -316,8 +324,8 @@ func TestSIGTERMAtAnyTime(t *testing.T) { // faults P10, F38
 		return p.cmd.ProcessState.ExitCode()
 	}
 	t.Run("WhileItWaitsForItsStores", func(t *testing.T) {
-		p := launch(t, []string{"CARRIL_KAFKA_BROKERS=" + freePort(t), "CARRIL_REGISTRY_URL=http://" + freePort(t),
-			"CARRIL_POSTGRES_URL=postgres://u@" + freePort(t) + "/d", "CARRIL_REDIS_URL=redis://" + freePort(t), "CARRIL_ADDR=127.0.0.1:0"}, "ingest")
+		p := launch(t, []string{"CARRIL_KAFKA_BROKERS=" + testkit.Addr(t), "CARRIL_REGISTRY_URL=http://" + testkit.Addr(t),
+			"CARRIL_POSTGRES_URL=postgres://u@" + testkit.Addr(t) + "/d", "CARRIL_REDIS_URL=redis://" + testkit.Addr(t), "CARRIL_ADDR=127.0.0.1:0"}, "ingest")
 		eventually(t, 30*time.Second, func() bool { return strings.Contains(p.log.String(), "waiting for a dependency") }, func() string { return p.log.String() })
 		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 		require.Zero(t, ended(t, p))
@@ -326,7 +334,7 @@ func TestSIGTERMAtAnyTime(t *testing.T) { // faults P10, F38
 		e := newEdge(t)
 		cl := patientClient(1)
 		defer cl.CloseIdleConnections()
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("before")).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("before")).status }))
 		c, err := net.Dial("tcp", strings.TrimPrefix(e.API, "http://"))
 		require.NoError(t, err)
 		defer c.Close()
@@ -386,7 +394,7 @@ func TestIdleClientsWithFewFiles(t *testing.T) { // faults F41
 	e := newEdge(t, "bash", "-c", `ulimit -n 256 && exec "$0" "$@"`)
 	cl := patientClient(1)
 	defer cl.CloseIdleConnections()
-	require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("first")).status)
+	require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("first")).status }))
 	idle := make([]net.Conn, 0, 2_000)
 	shut := func() {
 		for _, c := range idle {
@@ -409,7 +417,7 @@ func TestIdleClientsWithFewFiles(t *testing.T) { // faults F41
 		getJSON(t, e.Ops+"/healthz", &health)
 	})
 	t.Run("AnOpenConnectionIsServed", func(t *testing.T) {
-		require.Equal(t, 202, e.send(cl, "/v1/core/track", singleBody("second")).status)
+		require.Equal(t, 202, insist(func() int { return e.send(cl, "/v1/core/track", singleBody("second")).status }))
 	})
 	t.Run("ANewOneIsRefusedInJSON", func(t *testing.T) {
 		other := patientClient(1)

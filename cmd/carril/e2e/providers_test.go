@@ -17,7 +17,7 @@ import (
 func askText(t *testing.T, p *process, idem, to string) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"idempotency_key":%q,"channel":"sms","category":"transactional","recipients":[{"address":%q}],"content":{"text":"Your code is 4711"}}`, idem, to)
-	return statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, body)
+	return insist(func() int { return statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, body) })
 }
 
 // statusOf sends a request and gives its status.
@@ -70,8 +70,8 @@ func TestRelayStandsIn(t *testing.T) {
 	db := devDatabase(t, data)
 	mail := func(idem, to string) {
 		t.Helper()
-		require.Equal(t, 202, statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, fmt.Sprintf(
-			`{"idempotency_key":%q,"channel":"email","category":"transactional","recipients":[{"address":%q}],"content":{"subject":"Your code","text":"4711"}}`, idem, to)))
+		body := fmt.Sprintf(`{"idempotency_key":%q,"channel":"email","category":"transactional","recipients":[{"address":%q}],"content":{"subject":"Your code","text":"4711"}}`, idem, to)
+		require.Equal(t, 202, insist(func() int { return statusOf(t, http.MethodPost, p.API+"/v1/messaging/messages", p.Key, body) }))
 	}
 	const sent = `SELECT count(DISTINCT send_id) FROM messaging.send_status_history WHERE requested_at > now() - interval '1 day' AND status = 'sent' AND provider = $1`
 	mail("before", "ana@example.com")

@@ -196,7 +196,7 @@ func TestPost(t *testing.T) {
 				}
 			}
 		})
-		a, err := client(t, loopback(guard.Config{Deadline: 300 * time.Millisecond}), nil).Post(t.Context(), s.URL, nil, []byte("{}"))
+		a, err := client(t, loopback(guard.Config{Deadline: 3 * time.Second}), nil).Post(t.Context(), s.URL, nil, []byte("{}"))
 		require.Equal(t, guard.ClassTimeout, classOf(err))
 		require.Equal(t, http.StatusOK, a.Status)
 		<-end
@@ -243,7 +243,11 @@ func TestPost(t *testing.T) {
 			"no such name": {"http://gone.example.com/", guard.ClassDNS}, "no name server": {"http://away.example.com/", guard.ClassDNSAway},
 			"an address of ours": {"http://10.0.0.1/", guard.ClassAddress}, "a scheme no longer allowed": {"ftp://example.com/", guard.ClassURL},
 		} {
-			_, err := client(t, loopback(guard.Config{Deadline: 500 * time.Millisecond}), trouble{}).Post(t.Context(), row.url, nil, []byte("{}"))
+			deadline := 30 * time.Second
+			if row.want == guard.ClassTimeout {
+				deadline = 500 * time.Millisecond
+			}
+			_, err := client(t, loopback(guard.Config{Deadline: deadline}), trouble{}).Post(t.Context(), row.url, nil, []byte("{}"))
 			require.Equal(t, row.want, classOf(err), "%s: %v", name, errors.Unwrap(err))
 			require.Equal(t, "webhook request: "+string(row.want), err.Error(), "it quotes nothing")
 		}
@@ -270,7 +274,7 @@ func TestPost(t *testing.T) {
 		defer release()
 		arrived := make(chan struct{}, 1)
 		held := serve(t, func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-hold })
-		one := client(t, loopback(guard.Config{ConnsPerHost: 1, Deadline: 500 * time.Millisecond}), nil)
+		one := client(t, loopback(guard.Config{ConnsPerHost: 1, Deadline: 4 * time.Second}), nil)
 		var first sync.WaitGroup
 		first.Go(func() { _, _ = one.Post(t.Context(), held.URL, nil, nil) })
 		<-arrived
