@@ -173,19 +173,20 @@ WHERE id_time = ANY($3) AND worker = $1 AND job_id = ANY($2) AND generation > 0`
 // alone knows how few they are: asked for all tenants at once, or in the order of
 // their time, a planner without statistics walks through every job of forty days.
 const (
-	eachOpen = `SELECT d.id_time, d.job_id FROM unnest($2::uuid[]) AS u(t) CROSS JOIN LATERAL (
-    SELECT j.id_time, j.job_id FROM core.processed_jobs j WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND `
+	each = `SELECT d.id_time, d.job_id FROM unnest($2::uuid[]) AS u(t) CROSS JOIN LATERAL (
+    SELECT j.id_time, j.job_id `
+	open   = `FROM core.processed_jobs j WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = u.t AND `
 	locked = ` LIMIT $3 FOR UPDATE OF j SKIP LOCKED) d LIMIT $3`
 
-	recoverSQL = eachOpen + `j.state = 'claimed' AND (j.lease_until < clock_timestamp() OR NOT ` + holderAlive + `)` + locked
+	recoverSQL = each + open + `j.state = 'claimed' AND (j.lease_until < clock_timestamp() OR NOT ` + holderAlive + `)` + locked
 
-	dueSQL    = eachOpen + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND ($4 OR j.reason = '` + ReasonTenantBucket + `') ORDER BY j.not_before` + locked
-	unparkSQL = `WITH due AS (` + eachOpen + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND j.reason IS DISTINCT FROM '` + ReasonTenantBucket + `'
+	dueSQL    = each + open + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND ($4 OR j.reason = '` + ReasonTenantBucket + `') ORDER BY j.not_before` + locked
+	unparkSQL = `WITH due AS (` + each + open + `j.state = 'parked' AND j.not_before <= clock_timestamp() AND j.reason IS DISTINCT FROM '` + ReasonTenantBucket + `'
     ORDER BY j.not_before` + locked + `)
 UPDATE core.processed_jobs j SET state = 'waiting', reason = NULL, waited = ` + waitedSoFar + `, not_before = j.id_time, updated_at = now()
 FROM due WHERE j.id_time = ANY(ARRAY(SELECT id_time FROM due)) AND j.worker = $1 AND j.id_time = due.id_time AND j.job_id = due.job_id`
 
-	unholdSQL = eachOpen + `j.state = 'held' AND (
+	unholdSQL = each + open + `j.state = 'held' AND (
         j.reason IN ('sender_paused', 'sender_unverified') AND EXISTS (SELECT FROM messaging.senders d
             WHERE d.tenant_id = j.tenant_id AND d.channel = $4 AND d.paused_at IS NULL AND d.verified)
         OR j.reason = '` + reasonReplayed + `'
@@ -194,7 +195,7 @@ FROM due WHERE j.id_time = ANY(ARRAY(SELECT id_time FROM due)) AND j.worker = $1
         OR j.reason = '` + reasonRailPaused + `' AND NOT EXISTS (SELECT FROM messaging.tenant_rails r
             WHERE r.tenant_id = j.tenant_id AND r.channel = $4 AND r.rail = $5 AND r.paused_at IS NOT NULL))` + locked
 
-	reconcileSQL = eachOpen + `j.state = 'in_topic' AND j.updated_at < $4` + locked
+	reconcileSQL = each + open + `j.state = 'in_topic' AND j.updated_at < $4` + locked
 )
 
 // keys asks for a tenant's open jobs after the other's, in another order each time:
