@@ -22,7 +22,7 @@ func (a *App) blasts() (manage.Blasts, error) {
 		if err != nil {
 			return nil, err
 		}
-		levels, err := a.levels(d)
+		levels, err := a.levels()
 		if err != nil {
 			return nil, err
 		}
@@ -47,17 +47,14 @@ func (a *App) blasts() (manage.Blasts, error) {
 				return 0, false
 			}
 			l, err := levels.Levels(ctx, p)
-			if err != nil || l.DayQuota <= 0 {
+			if err != nil || l.Quotas.Day <= 0 {
 				return 0, false
 			}
-			return max(0, int64(float64(l.DayQuota)*(1-quotaReserve))-int64(l.DayUsed)), true
+			return max(0, int64(l.Quotas.OfMarketing(l.Quotas.Day)-l.DayUsed)), true
 		}
 	}
 	return blasts{blast.New(cfg, a.side)}, nil
 }
-
-// quotaReserve is the share of a day's quota that transactional keeps.
-const quotaReserve = 0.1
 
 type blasts struct{ store *blast.Store }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/provider/sms"
@@ -31,6 +32,11 @@ func (s *Settings) validateProviders() error {
 		}
 		if slices.Contains(s.EmailProviders[:i], name) {
 			return configError("email-providers", "names %s twice", name)
+		}
+	}
+	for name, rate := range map[string]float64{"smtp-rate": s.SMTPRate, "sms-rate": s.SMSRate} { // 0: the adapter's own
+		if !(rate >= 0) || rate > bucket.MaxRate {
+			return configError(name, "must be a positive number of messages a second")
 		}
 	}
 	if s.Repeats < 0 || s.Repeats > 5 {
