@@ -94,6 +94,9 @@ type Answer struct {
 	// TenantInterval is the time between two grants of the tenant's bucket; 0
 	// where it has none.
 	TenantInterval time.Duration
+	// Most is what one request of marketing may hold for its quotas, whole as they
+	// are: beside a refusal for a quota; 0 elsewhere.
+	Most int
 }
 
 // Report is what a provider's answer said of its limits.
@@ -162,6 +165,9 @@ func (l *Limiter) Ask(ctx context.Context, a Ask) Answer {
 		ans = l.askLocal(a, provider, tenant)
 	}
 	ans.TenantInterval = interval
+	if ans.Reason == ratelimit.Quota {
+		ans.Most = l.Quotas(a.Provider).most()
+	}
 	if m := l.deps.Metrics; m != nil {
 		m.asks.WithLabelValues(a.Provider, a.Rail, string(ans.Reason)).Inc()
 	}

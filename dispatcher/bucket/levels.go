@@ -49,3 +49,15 @@ func (l *Limiter) Levels(ctx context.Context, provider string) (Levels, error) {
 // OfMarketing is how many messages of a limit marketing may have: all but the
 // reserve, as the script reckons it.
 func (q Quotas) OfMarketing(limit int) int { return int(math.Floor(float64(limit) * (1 - q.Reserve))) }
+
+// most is what one request of marketing may hold: at least one message, whatever
+// the quotas are.
+func (q Quotas) most() int {
+	most := math.MaxInt
+	for _, limit := range []int{q.Day, q.Month} {
+		if limit > 0 {
+			most = min(most, q.OfMarketing(limit))
+		}
+	}
+	return max(most, 1)
+}

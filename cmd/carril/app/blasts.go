@@ -16,13 +16,13 @@ import (
 
 // blasts shows the blast store to the management API.
 func (a *App) blasts() (manage.Blasts, error) {
-	cfg := blast.Config{}
-	if a.set.ResendKey != "" { // this process knows the providers
+	levels, err := a.levels()
+	if err != nil {
+		return nil, err
+	}
+	cfg := blast.Config{Quotas: BlastQuotas(a.set, levels)}
+	if a.set.unset() == "" { // this process knows the providers
 		d, err := a.dispatching()
-		if err != nil {
-			return nil, err
-		}
-		levels, err := a.levels()
 		if err != nil {
 			return nil, err
 		}
@@ -40,17 +40,6 @@ func (a *App) blasts() (manage.Blasts, error) {
 				rate = min(rate, own.Rate)
 			}
 			return rate
-		}
-		cfg.QuotaLeft = func(ctx context.Context, channel string) (int64, bool) {
-			p := d.preferred(channel, schemas.RailMarketing)
-			if p == "" {
-				return 0, false
-			}
-			l, err := levels.Levels(ctx, p)
-			if err != nil || l.Quotas.Day <= 0 {
-				return 0, false
-			}
-			return max(0, int64(l.Quotas.OfMarketing(l.Quotas.Day)-l.DayUsed)), true
 		}
 	}
 	return blasts{blast.New(cfg, a.side)}, nil
@@ -103,8 +92,8 @@ func (b blasts) List(ctx context.Context, tenant uuid.UUID, state string, before
 	return out, err
 }
 
-func (b blasts) Start(ctx context.Context, tenant, id uuid.UUID, at *time.Time, open bool) (manage.Blast, error) {
-	return shownBlast(b.store.Start(ctx, tenant, id, blast.Start{At: at, WithOpenUploads: open}))
+func (b blasts) Start(ctx context.Context, tenant, id uuid.UUID, how manage.BlastStart) (manage.Blast, error) {
+	return shownBlast(b.store.Start(ctx, tenant, id, blast.Start(how)))
 }
 
 func (b blasts) Pause(ctx context.Context, tenant, id uuid.UUID) (manage.Blast, error) {

@@ -131,7 +131,7 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	if err != nil {
 		return err
 	}
-	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Rail: r, Providers: d.stated()},
+	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Rail: r, Providers: d.stated(), Reserve: &a.set.QuotaReserve},
 		bucket.Deps{Redis: d.redis, Pool: a.side, Listen: a.direct, Log: a.log, Metrics: d.buckets})
 	if err != nil {
 		return err
