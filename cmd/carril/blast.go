@@ -60,7 +60,12 @@ func (e *environment) blasts(ctx context.Context, tenant string) (*blast.Store, 
 	if err != nil {
 		return nil, uuid.Nil, nil, err
 	}
-	return blast.New(blast.Config{}, pool), id, pool.Close, nil
+	limiter, done, err := app.WatchBuckets(e.set, pool)
+	if err != nil {
+		pool.Close()
+		return nil, uuid.Nil, nil, err
+	}
+	return blast.New(blast.Config{Quotas: app.BlastQuotas(e.set, limiter)}, pool), id, func() { done(); pool.Close() }, nil
 }
 
 // do runs work on the named blast and says what a refusal means.
@@ -83,7 +88,7 @@ func saidOfBlast(err error, tenant string, id uuid.UUID) error {
 	case errors.As(err, &refused) && !refused.State:
 		return fmt.Errorf("%w: %s: %s", app.ErrConfig, refused.Code, refused.Detail)
 	case errors.As(err, &refused):
-		return fmt.Errorf("%s: %s", refused.Code, refused.Detail)
+		return fmt.Errorf("%s: %s", refused.Code, strings.Replace(refused.Detail, "with over_quota", "with --over-quota", 1))
 	}
 	return err
 }
@@ -162,8 +167,34 @@ func (c blastDryRunCmd) Run(e *environment) error {
 		for _, why := range slices.Sorted(maps.Keys(d.RenderFailed)) {
 			fmt.Fprintf(w, "of %d rendered, %s\t%d\n", d.Rendered, why, d.RenderFailed[why])
 		}
+		for _, l := range quotaLines(d.Quota) {
+			fmt.Fprintln(w, l)
+		}
 		return w.Flush()
 	})
+}
+
+// quotaLines says how a blast goes with the provider's quotas.
+func quotaLines(f *blast.Fit) (out []string) {
+	switch {
+	case f == nil:
+		return nil
+	case !f.Known:
+		return []string{"quota\tcannot be seen now"}
+	}
+	for _, q := range []struct {
+		name string
+		*blast.Quota
+	}{{"day", f.Day}, {"month", f.Month}} {
+		if q.Quota != nil {
+			out = append(out, fmt.Sprintf("quota of the %s\t%d of %d used, %d left for marketing", q.name, q.Used, q.Limit, q.Left))
+		}
+	}
+	out = append(out, fmt.Sprintf("fits\t%t", *f.Fits))
+	if f.DaysNeeded != nil {
+		out = append(out, fmt.Sprintf("days needed\t%d", *f.DaysNeeded))
+	}
+	return out
 }
 
 func (e *environment) printIf(ok bool, v any) error {
@@ -177,10 +208,11 @@ type blastStartCmd struct {
 	blastOf
 	At              string `help:"When, as 2026-11-01T09:00:00Z; now when empty."`
 	WithOpenUploads bool   `help:"Start although a file of recipients broke off."`
+	OverQuota       bool   `help:"Start although the provider's quota does not take it all: it is spread over days."`
 }
 
 func (c blastStartCmd) Run(e *environment) error {
-	how := blast.Start{WithOpenUploads: c.WithOpenUploads}
+	how := blast.Start{WithOpenUploads: c.WithOpenUploads, OverQuota: c.OverQuota}
 	if c.At != "" {
 		at, err := parseWhen("--at", c.At)
 		if err != nil {
@@ -190,7 +222,13 @@ func (c blastStartCmd) Run(e *environment) error {
 	}
 	return c.changed(e, func(s *blast.Store) func(context.Context, uuid.UUID, uuid.UUID) (*blast.Blast, error) {
 		return func(ctx context.Context, tenant, id uuid.UUID) (*blast.Blast, error) {
-			return s.Start(ctx, tenant, id, how)
+			b, err := s.Start(ctx, tenant, id, how)
+			if err == nil {
+				for _, l := range quotaLines(b.Quota) {
+					fmt.Fprintln(e.err, strings.ReplaceAll(l, "\t", ": "))
+				}
+			}
+			return b, err
 		}
 	})
 }

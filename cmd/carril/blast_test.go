@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -60,6 +61,30 @@ func TestBlastCommands(t *testing.T) {
 	require.Contains(t, errs, "beyond row 2: not_utf8")
 
 	require.Regexp(t, `recipients +2\n`, run("dry-run", id))
+	require.NotContains(t, run("dry-run", id), "quota")
+	t.Run("KnowsTheQuota", func(t *testing.T) {
+		redisURL, prefix := testkit.Redis(t)
+		_, err := pool.Exec(t.Context(), `INSERT INTO messaging.consents (tenant_id, contact_id, channel, granted, source) SELECT $1, md5('k' || i)::uuid, 'email', true, 'test' FROM generate_series(1, 3) i`, tenant)
+		require.NoError(t, err)
+		t.Setenv("CARRIL_REDIS_PREFIX", prefix)
+		t.Setenv("CARRIL_RESEND_DAY_QUOTA", "2")
+		require.Contains(t, run("dry-run", id), "cannot be seen now", "no Redis is known")
+		code, out, errs := try("blast", "dry-run", "--tenant", "acme", id, "--redis-url="+redisURL)
+		require.Zero(t, code, errs)
+		require.Regexp(t, `quota of the day +0 of 2 used, 1 left for marketing\nfits +false\ndays needed +2\n`, out)
+		code, _, errs = try("blast", "start", "--tenant", "acme", id, "--redis-url="+redisURL)
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, errs, "quota_exceeded")
+		require.Contains(t, errs, "with --over-quota to spread it over 2 days")
+		code, _, errs = try("blast", "start", "--tenant", "acme", id, "--redis-url="+redisURL, "--over-quota", "--at="+time.Now().Add(48*time.Hour).UTC().Format(time.RFC3339))
+		require.Zero(t, code, errs)
+		require.Contains(t, errs, "days needed: 2")
+		_, err = pool.Exec(t.Context(), `UPDATE messaging.blasts SET state = 'draft', start_at = NULL WHERE blast_id = $1`, id)
+		require.NoError(t, err)
+		_, err = pool.Exec(t.Context(), `INSERT INTO messaging.rate_limit_buckets (scope, provider, capacity, refill_per_second, day_quota) VALUES ('global', 'resend', 1, 1, 0)`)
+		require.NoError(t, err)
+		require.NotContains(t, run("dry-run", id), "quota", "the row wins over the setting")
+	})
 	require.Contains(t, run("list"), id)
 	code, _, errs = try("blast", "pause", "--tenant", "acme", id)
 	require.Equal(t, exitFailed, code)

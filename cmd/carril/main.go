@@ -41,6 +41,7 @@ type cli struct {
 	Key     keyCmd     `cmd:"" help:"Make, rotate and revoke API keys."`
 	Rules   rulesCmd   `cmd:"" help:"Write tenants' rules, and try them over past events."`
 	Blast   blastCmd   `cmd:"" help:"Make, feed, start and follow tenants' blasts."`
+	Bucket  bucketCmd  `cmd:"" help:"List and set what providers and tenants may send a second, and the providers' quotas."`
 	Sender  senderCmd  `cmd:"" help:"Verify, pause and resume tenants' senders."`
 	Contact contactCmd `cmd:"" help:"Show, merge, unmerge and erase contacts."`
 	Trace   traceCmd   `cmd:"" help:"Show everything that an event caused."`

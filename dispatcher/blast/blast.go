@@ -108,6 +108,7 @@ type Blast struct {
 	StartedAt       *time.Time      `json:"started_at,omitempty"`
 	FinishedAt      *time.Time      `json:"finished_at,omitempty"`
 	Progress        *Progress       `json:"progress,omitempty"` // of a single blast
+	Quota           *Fit            `json:"quota,omitempty"`    // of the answer to a start
 
 	tenant uuid.UUID
 	fed    int64
@@ -133,9 +134,12 @@ type Config struct {
 	// RequestsPerSecond is what a tenant's marketing on a channel may ask of its
 	// provider; 0 is unknown. nil: always unknown.
 	RequestsPerSecond func(ctx context.Context, tenant uuid.UUID, channel string) float64
-	// QuotaLeft is how many messages the provider's quota of the day still takes of
-	// marketing; false: none is known. nil: always unknown.
-	QuotaLeft func(ctx context.Context, channel string) (int64, bool)
+	// Quotas are those of the provider that carries a channel's marketing, as they
+	// stand; nil where it has none. An error says that they cannot be seen. A nil
+	// function: there are none.
+	Quotas func(ctx context.Context, channel string) (*Quotas, error)
+	// Now is the clock of the quotas' days; nil: time.Now.
+	Now func() time.Time
 }
 
 // Breaker says when a blast's outcomes pause it.
@@ -158,6 +162,9 @@ type Store struct {
 
 // New makes a store over a pool.
 func New(cfg Config, pool *pgxpool.Pool) *Store {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	b := &cfg.Breaker
 	if b.Bounces == 0 {
 		b.Bounces = 0.04

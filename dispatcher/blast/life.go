@@ -16,6 +16,9 @@ type Start struct {
 	At *time.Time // nil or past: now
 	// WithOpenUploads starts although a file of recipients has not come to its end.
 	WithOpenUploads bool
+	// OverQuota starts although the provider's quota does not take it all: the rest
+	// waits for the next day's.
+	OverQuota bool
 }
 
 // maxAhead is how far ahead a start may lie.
@@ -23,12 +26,19 @@ const maxAhead = 365 * 24 * time.Hour
 
 // Start begins a draft, now or later. It is refused where nothing could be sent:
 // without recipients, without a sender whose domain is verified, with a
-// recipients' file that broke off. Starting what has started changes nothing.
+// recipients' file that broke off; and where the provider's quota has no room for
+// it, unless that is said to be meant. A quota that cannot be seen refuses
+// nothing: the answer's Quota says so. Starting what has started changes nothing.
 func (s *Store) Start(ctx context.Context, tenant, id uuid.UUID, how Start) (*Blast, error) {
 	if how.At != nil && how.At.After(time.Now().Add(maxAhead)) {
 		return nil, refuse("invalid_field", "/start_at", "A blast starts within a year.")
 	}
-	return s.move(ctx, tenant, id, "start a blast", func(tx pgx.Tx, b *Blast) error {
+	fit, over := s.fitting(ctx, tenant, id, how)
+	var refused *Refusal
+	if over != nil && !errors.As(over, &refused) {
+		return nil, over
+	}
+	b, err := s.move(ctx, tenant, id, "start a blast", func(tx pgx.Tx, b *Blast) error {
 		switch b.State {
 		case Draft:
 		case Scheduled, Preparing, Running:
@@ -39,11 +49,18 @@ func (s *Store) Start(ctx context.Context, tenant, id uuid.UUID, how Start) (*Bl
 		if err := startable(ctx, tx, b, how); err != nil {
 			return err
 		}
+		if over != nil {
+			return over
+		}
 		const sql = `UPDATE messaging.blasts SET start_at = coalesce($2, now()), updated_at = now(), state_reason = NULL,
     state = CASE WHEN $2 > now() THEN 'scheduled' ELSE $3 END, started_at = CASE WHEN $2 > now() THEN NULL ELSE date_trunc('milliseconds', now()) END WHERE blast_id = $1`
 		_, err := tx.Exec(ctx, sql, id, how.At, b.begins(false))
 		return err
 	})
+	if err == nil {
+		b.Quota = fit
+	}
+	return b, err
 }
 
 // begins is the state in which a blast begins to go out.

@@ -158,8 +158,7 @@ type DryRun struct {
 	Requests       int64            `json:"requests"`      // of the provider
 	PerSecond      float64          `json:"requests_per_second,omitempty"`
 	Seconds        *int64           `json:"seconds,omitempty"` // that it would take at that rate
-	QuotaLeft      *int64           `json:"quota_left,omitempty"`
-	FitsQuota      *bool            `json:"fits_quota,omitempty"`
+	Quota          *Fit             `json:"quota,omitempty"`   // of the provider; absent where it has none
 }
 
 const (
@@ -184,24 +183,37 @@ func (s *Store) DryRun(ctx context.Context, tenant, id uuid.UUID) (*DryRun, erro
 	if err != nil {
 		return nil, said("try a blast", err)
 	}
-	if !d.Complete && d.LookedAt > 0 && d.Recipients > 0 {
-		d.Sendable = int64(float64(d.Sendable) * float64(d.Recipients) / float64(d.LookedAt))
-	}
+	d.estimate()
 	d.Requests = (d.Sendable + Batch - 1) / Batch
 	if s.cfg.RequestsPerSecond != nil {
 		if d.PerSecond = s.cfg.RequestsPerSecond(ctx, tenant, b.Channel); d.PerSecond > 0 {
 			d.Seconds = new(int64(float64(d.Requests)/d.PerSecond) + 1)
 		}
 	}
-	if s.cfg.QuotaLeft != nil {
-		if left, known := s.cfg.QuotaLeft(ctx, b.Channel); known {
-			d.QuotaLeft, d.FitsQuota = &left, new(d.Sendable <= left)
-		}
+	start := s.cfg.Now()
+	if b.State == Scheduled && b.StartAt != nil {
+		start = *b.StartAt
 	}
+	d.Quota = s.room(ctx, b.Channel, d.Sendable, start)
 	return d, nil
 }
 
+// estimate reckons from what was looked at to all.
+func (d *DryRun) estimate() {
+	if !d.Complete && d.LookedAt > 0 && d.Recipients > 0 {
+		d.Sendable = int64(float64(d.Sendable) * float64(d.Recipients) / float64(d.LookedAt))
+	}
+}
+
 func (s *Store) dryContacts(ctx context.Context, b *Blast, d *DryRun) error {
+	if err := s.lookAtContacts(ctx, b, d); err != nil {
+		return err
+	}
+	return s.dryRender(ctx, b, d, [][]byte{[]byte(`{}`)})
+}
+
+// lookAtContacts counts a filter's contacts, for as long as a dry run may take.
+func (s *Store) lookAtContacts(ctx context.Context, b *Blast, d *DryRun) error {
 	const chunk = 2_000
 	after, end := uuid.Nil, time.Now().Add(dryRunFor)
 	var r audienceReport
@@ -227,7 +239,7 @@ func (s *Store) dryContacts(ctx context.Context, b *Blast, d *DryRun) error {
 		}
 	}
 	d.WithoutConsent, d.Suppressed, d.WithoutAddress = r.WithoutConsent, r.Suppressed, r.WithoutAddress
-	return s.dryRender(ctx, b, d, [][]byte{[]byte(`{}`)})
+	return nil
 }
 
 func (s *Store) dryRecipients(ctx context.Context, b *Blast, d *DryRun) error {

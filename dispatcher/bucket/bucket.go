@@ -45,15 +45,15 @@ type Config struct {
 	Asker     string            // who asks: one process and rail; required, without a colon
 	Rail      string            // the only rail that asks here; empty: both may. Marketing takes no local share, so it is not counted among those who do
 	Providers map[string]Stated // by provider.Provider.Name
-	Reserve   float64           // share of a quota that marketing leaves; default 0.1
+	Reserve   *float64          // share of a quota that marketing leaves to transactional; default 0.1
 	Budget    time.Duration     // longest an ask may wait for Redis; default 50 ms
 	Retry     time.Duration     // how often Redis is tried again while it is away; default 500 ms
 	Refresh   time.Duration     // how often the configuration is read again without a notice; default 5 s
 }
 
 func (c Config) withDefaults() Config {
-	if c.Reserve == 0 {
-		c.Reserve = 0.1
+	if c.Reserve == nil {
+		c.Reserve = new(0.1)
 	}
 	if c.Budget == 0 {
 		c.Budget = 50 * time.Millisecond
@@ -73,7 +73,8 @@ type Deps struct {
 	Pool    *pgxpool.Pool  // reads the configuration; nil: the defaults alone
 	Listen  *pgxpool.Pool  // reaches PostgreSQL directly, for LISTEN; nil: the configuration is only polled
 	Log     *slog.Logger
-	Metrics *Metrics // nil: not measured
+	Metrics *Metrics         // nil: not measured
+	Now     func() time.Time // whose UTC date the quotas count by; nil: time.Now
 }
 
 // Ask wants the tokens of one request.
@@ -93,6 +94,9 @@ type Answer struct {
 	// TenantInterval is the time between two grants of the tenant's bucket; 0
 	// where it has none.
 	TenantInterval time.Duration
+	// Most is what one request of marketing may hold for its quotas, whole as they
+	// are: beside a refusal for a quota; 0 elsewhere.
+	Most int
 }
 
 // Report is what a provider's answer said of its limits.
@@ -128,6 +132,9 @@ func New(cfg Config, deps Deps) (*Limiter, error) {
 	if cfg.Asker == "" {
 		return nil, errors.New("bucket: no asker is named")
 	}
+	if r := *cfg.Reserve; !(r >= 0 && r < 1) {
+		return nil, fmt.Errorf("bucket: a reserve of %v is not between 0 and below 1", r)
+	}
 	for name, s := range cfg.Providers {
 		if s.RatePerSecond <= 0 || math.IsNaN(s.RatePerSecond) || math.IsInf(s.RatePerSecond, 0) {
 			return nil, fmt.Errorf("bucket: provider %s states no rate", name)
@@ -135,6 +142,9 @@ func New(cfg Config, deps Deps) (*Limiter, error) {
 	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
 	}
 	l := &Limiter{cfg: cfg, deps: deps, script: ratelimit.New(), local: local{full: map[string]time.Time{}},
 		factor: map[string]float64{}, askers: map[string]int{}, blocked: map[string]time.Time{}}
@@ -155,6 +165,9 @@ func (l *Limiter) Ask(ctx context.Context, a Ask) Answer {
 		ans = l.askLocal(a, provider, tenant)
 	}
 	ans.TenantInterval = interval
+	if ans.Reason == ratelimit.Quota {
+		ans.Most = l.Quotas(a.Provider).most()
+	}
 	if m := l.deps.Metrics; m != nil {
 		m.asks.WithLabelValues(a.Provider, a.Rail, string(ans.Reason)).Inc()
 	}
@@ -169,13 +182,13 @@ func (l *Limiter) askRedis(ctx context.Context, a Ask, provider, tenant ratelimi
 	if a.Rail == schemas.RailTransactional {
 		mode = ratelimit.Transactional
 	}
-	stated := l.cfg.Providers[a.Provider]
+	q := l.Quotas(a.Provider)
 	rctx, cancel := context.WithTimeout(ctx, l.cfg.Budget)
 	defer cancel()
 	got, err := l.script.Take(rctx, l.deps.Redis, ratelimit.Ask{
 		Keys: l.keys(a.Provider, a.Tenant, a.Rail), Mode: mode, Provider: provider, Tenant: tenant,
 		TenantID: a.Tenant.String(), Asker: l.cfg.Asker, Messages: a.Messages,
-		Quota: ratelimit.QuotaLimits{Day: stated.DayQuota, Month: stated.MonthQuota, Reserve: l.cfg.Reserve, Now: time.Now()},
+		Quota: ratelimit.QuotaLimits{Day: q.Day, Month: q.Month, Reserve: q.Reserve, Now: l.deps.Now()},
 	})
 	l.heard(ctx, a.Provider, got, err)
 	if err != nil {
@@ -204,7 +217,7 @@ func (l *Limiter) Report(ctx context.Context, r Report) {
 	defer cancel()
 	err := l.script.Report(rctx, l.deps.Redis, ratelimit.Report{
 		Keys: l.keys(r.Provider, uuid.Nil, ""), Throttled: r.Throttled, Quota: r.Quota, GrantedAt: r.Grant.At,
-		RetryIn: r.RetryIn, DayUsed: r.DayUsed, MonthUsed: r.MonthUsed, Now: now,
+		RetryIn: r.RetryIn, DayUsed: r.DayUsed, MonthUsed: r.MonthUsed, Now: l.deps.Now(),
 	})
 	if err != nil {
 		l.lostRedis(err)

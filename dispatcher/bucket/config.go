@@ -2,11 +2,9 @@ package bucket
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/softcrum/carril/internal/ratelimit"
@@ -18,7 +16,7 @@ const configChannel = "carril_config"
 // limits is messaging.rate_limit_buckets in memory. It is never changed, only
 // replaced.
 type limits struct {
-	providers map[string]ratelimit.Bucket
+	providers map[string]Row
 	tenants   map[tenantKey]ratelimit.Bucket
 }
 
@@ -35,20 +33,39 @@ type tenantKey struct {
 // else none.
 func (l *Limiter) Rates(provider string, tenant uuid.UUID, rail string) (global, own ratelimit.Bucket) {
 	lim := l.limits.Load()
-	global, ok := lim.providers[provider]
+	r, ok := lim.providers[provider]
 	if !ok {
-		rate := l.cfg.Providers[provider].RatePerSecond
-		if rate <= 0 {
-			rate = 1 // a provider that nobody described is treated gently
-		}
-		global = ratelimit.Bucket{Capacity: 1, Rate: share * rate}
+		r = Default(provider, l.cfg.Providers[provider])
 	}
 	for _, k := range []tenantKey{{provider, tenant, rail}, {provider, tenant, ""}, {provider, uuid.Nil, rail}, {provider, uuid.Nil, ""}} {
 		if b, ok := lim.tenants[k]; ok {
-			return global, b
+			return r.Bucket, b
 		}
 	}
-	return global, ratelimit.Bucket{}
+	return r.Bucket, ratelimit.Bucket{}
+}
+
+// Quotas are a provider's account's limits in messages, and what share of them
+// marketing leaves to transactional.
+type Quotas struct {
+	Day, Month int // 0: none
+	Reserve    float64
+}
+
+// Quotas gives a provider's quotas: as its row says, else as it is stated.
+func (l *Limiter) Quotas(provider string) Quotas {
+	stated, r := l.cfg.Providers[provider], l.limits.Load().providers[provider]
+	q := Quotas{Day: stated.DayQuota, Month: stated.MonthQuota, Reserve: *l.cfg.Reserve}
+	if r.DayQuota != nil {
+		q.Day = *r.DayQuota
+	}
+	if r.MonthQuota != nil {
+		q.Month = *r.MonthQuota
+	}
+	if r.Reserve != nil {
+		q.Reserve = *r.Reserve
+	}
+	return q
 }
 
 // Load reads the configuration once.
@@ -56,31 +73,22 @@ func (l *Limiter) Load(ctx context.Context) error {
 	if l.deps.Pool == nil {
 		return nil
 	}
-	const sql = `SELECT scope, provider, tenant_id, coalesce(rail, ''), capacity, refill_per_second FROM messaging.rate_limit_buckets`
-	rows, err := l.deps.Pool.Query(ctx, sql)
+	rows, err := List(ctx, l.deps.Pool)
 	if err != nil {
-		return fmt.Errorf("read the buckets' configuration: %w", err)
+		return err
 	}
-	lim := &limits{providers: map[string]ratelimit.Bucket{}, tenants: map[tenantKey]ratelimit.Bucket{}}
-	var (
-		scope, provider, rail string
-		tenant                *uuid.UUID
-		b                     ratelimit.Bucket
-	)
-	_, err = pgx.ForEachRow(rows, []any{&scope, &provider, &tenant, &rail, &b.Capacity, &b.Rate}, func() error {
-		if scope == "global" {
-			lim.providers[provider] = b
-			return nil
+	lim := &limits{providers: map[string]Row{}, tenants: map[tenantKey]ratelimit.Bucket{}}
+	for _, r := range rows {
+		k := tenantKey{provider: r.Provider, rail: r.Rail}
+		switch {
+		case r.Scope == ScopeGlobal && r.Rail == "": // there is one account, whichever rail asks
+			lim.providers[r.Provider] = r
+		case r.Scope == ScopeTenant && r.Tenant != nil:
+			k.tenant = *r.Tenant
+			fallthrough
+		case r.Scope == ScopeTenant:
+			lim.tenants[k] = r.Bucket
 		}
-		k := tenantKey{provider: provider, rail: rail}
-		if tenant != nil {
-			k.tenant = *tenant
-		}
-		lim.tenants[k] = b
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read the buckets' configuration: %w", err)
 	}
 	l.limits.Store(lim)
 	return nil

@@ -2,6 +2,8 @@ package bucket
 
 import (
 	"context"
+	"errors"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -16,24 +18,46 @@ type Levels struct {
 	Burst     float64       // capacity
 	Blocked   time.Duration // the provider asked for a pause: what is left of it
 	NextToken time.Duration
+	Quotas    Quotas // as configured
 	DayUsed   int
-	DayQuota  int // 0: none known
 	MonthUsed int
 	Waiters   []string // transactional asks that wait for the provider, as tenant:asker
 }
 
-// Levels reads a provider's bucket; the error says that Redis gives no answer.
+var errNoRedis = errors.New("no Redis is known")
+
+// Levels reads a provider's bucket; beside the error, which says that Redis gives
+// no answer, it has what is configured.
 func (l *Limiter) Levels(ctx context.Context, provider string) (Levels, error) {
 	b, _ := l.Rates(provider, uuid.Nil, "")
-	out := Levels{Rate: b.Rate, Current: b.Rate, Burst: b.Capacity, DayQuota: l.cfg.Providers[provider].DayQuota}
+	out := Levels{Rate: b.Rate, Current: b.Rate, Burst: b.Capacity, Quotas: l.Quotas(provider)}
+	if l.deps.Redis == nil {
+		return out, errNoRedis
+	}
 	rctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var got ratelimit.Levels
-	got, err := l.script.Levels(rctx, l.deps.Redis, l.keys(provider, uuid.Nil, ""), time.Now())
+	got, err := l.script.Levels(rctx, l.deps.Redis, l.keys(provider, uuid.Nil, ""), l.deps.Now())
 	if err != nil {
 		return out, err
 	}
 	out.Current, out.Blocked, out.NextToken = b.Rate*got.Factor, got.Blocked, got.NextToken
 	out.DayUsed, out.MonthUsed, out.Waiters = got.DayUsed, got.MonthUsed, got.Waiters
 	return out, nil
+}
+
+// OfMarketing is how many messages of a limit marketing may have: all but the
+// reserve, as the script reckons it.
+func (q Quotas) OfMarketing(limit int) int { return int(math.Floor(float64(limit) * (1 - q.Reserve))) }
+
+// most is what one request of marketing may hold: at least one message, whatever
+// the quotas are.
+func (q Quotas) most() int {
+	most := math.MaxInt
+	for _, limit := range []int{q.Day, q.Month} {
+		if limit > 0 {
+			most = min(most, q.OfMarketing(limit))
+		}
+	}
+	return max(most, 1)
 }

@@ -234,6 +234,10 @@ type setup struct {
 	cfg      func(*rail.Config)
 	store    func(*sends.Config)
 	rate     float64 // of the provider as stated; default 100,000
+	quota    int     // of a day, as stated; 0: none
+	reserve  float64 // of it; 0: the default
+	now      func() time.Time
+	buckets  *bucket.Metrics
 	hook     func(rail.Point)
 	yield    rail.Yielder
 	asker    string
@@ -277,7 +281,7 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	}
 	known, stated := map[string]provider.Provider{}, map[string]bucket.Stated{}
 	for i, p := range append([]provider.Provider{s.provider}, s.others...) {
-		known[p.Name()], stated[p.Name()] = p, bucket.Stated{RatePerSecond: s.rate}
+		known[p.Name()], stated[p.Name()] = p, bucket.Stated{RatePerSecond: s.rate, DayQuota: s.quota}
 		if i > 0 {
 			sc.Others = append(sc.Others, p.Name())
 		}
@@ -286,9 +290,13 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 	require.NoError(b.t, err)
 	rdb, err := ratelimit.Open(b.redisURL)
 	require.NoError(b.t, err)
-	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: def(s.asker, "p1-"+s.rail), Rail: s.rail, Budget: 500 * time.Millisecond,
+	var reserve *float64
+	if s.reserve > 0 {
+		reserve = &s.reserve
+	}
+	limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Reserve: reserve, Asker: def(s.asker, "p1-"+s.rail), Rail: s.rail, Budget: 500 * time.Millisecond,
 		Providers: stated},
-		bucket.Deps{Redis: rdb, Pool: pool, Log: testkit.Logger(b.t)})
+		bucket.Deps{Redis: rdb, Pool: pool, Listen: b.pool, Log: testkit.Logger(b.t), Now: s.now, Metrics: s.buckets})
 	require.NoError(b.t, err)
 	require.NoError(b.t, limiter.Load(context.Background()))
 	cfg := rail.Config{Channel: "email", Rail: s.rail, Backoff: 20 * time.Millisecond}

@@ -89,6 +89,9 @@ func (w *Worker) taken(it *item, c sends.Claimed, res provider.Result) sends.Ste
 	}
 	if step.State == sends.StateInTopic && it.limit > 0 {
 		it.limit *= 2 // the bad one may be behind us
+		if it.most > 0 {
+			it.limit = min(it.limit, it.most)
+		}
 	}
 	return step
 }

@@ -58,14 +58,17 @@ type RailHealth struct {
 
 // BucketHealth is the provider's bucket of a rail.
 type BucketHealth struct {
-	Provider       string  `json:"provider"`
-	RatePerSecond  float64 `json:"rate_per_second"`
-	Configured     float64 `json:"configured_per_second"`
-	Burst          float64 `json:"burst"`
-	BlockedSeconds float64 `json:"blocked_seconds"`
-	Waiters        int     `json:"waiters"`
-	DayUsed        int     `json:"day_used"`
-	DayQuota       int     `json:"day_quota,omitempty"`
+	Provider       string   `json:"provider"`
+	RatePerSecond  float64  `json:"rate_per_second"`
+	Configured     float64  `json:"configured_per_second"`
+	Burst          float64  `json:"burst"`
+	BlockedSeconds float64  `json:"blocked_seconds"`
+	Waiters        int      `json:"waiters"`
+	DayUsed        int      `json:"day_used"`
+	DayQuota       int      `json:"day_quota,omitempty"`
+	MonthUsed      int      `json:"month_used"`
+	MonthQuota     int      `json:"month_quota,omitempty"`
+	QuotaReserve   *float64 `json:"quota_reserve,omitempty"` // share of the quotas that marketing leaves; absent without a quota
 }
 
 // LastError is the last thing that kept a job of a rail from leaving.
@@ -191,7 +194,10 @@ func (d HealthDeps) fromBuckets(ctx context.Context, channel, using string, h *R
 		return err
 	}
 	h.Bucket = &BucketHealth{Provider: name, RatePerSecond: l.Current, Configured: l.Rate, Burst: l.Burst, BlockedSeconds: l.Blocked.Seconds(),
-		Waiters: len(l.Waiters), DayUsed: l.DayUsed, DayQuota: l.DayQuota}
+		Waiters: len(l.Waiters), DayUsed: l.DayUsed, DayQuota: l.Quotas.Day, MonthUsed: l.MonthUsed, MonthQuota: l.Quotas.Month}
+	if l.Quotas.Day > 0 || l.Quotas.Month > 0 {
+		h.Bucket.QuotaReserve = &l.Quotas.Reserve
+	}
 	return nil
 }
 

@@ -14,6 +14,7 @@ type item struct {
 	entry    *entry
 	messages int       // in its next request, for the quotas
 	limit    int       // messages of one request; 0: all (a refused batch is halved)
+	most     int       // what limit may not grow beyond: more of it fits into no day's quota; 0: anything
 	arrived  time.Time // when it was received
 	ready    time.Time // not before: a short backoff
 	lane     int       // 0 before 1: transactional before product

@@ -52,6 +52,8 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 		}
 		if !ans.Granted {
 			switch {
+			case ans.Most > 0 && ans.Most < it.messages: // whole it would wait for ever
+				it.limit, it.most, it.messages = ans.Most, ans.Most, ans.Most
 			case ans.Reason == ratelimit.Tenant:
 				q.askAt = asked.Add(ans.Wait)
 				q.refused(q.askAt, ans.TenantInterval)

@@ -192,7 +192,7 @@ func (w *Worker) judge(c sends.Claimed, res provider.Result, err error, grant bu
 		}
 		r.RetryIn = min(max(r.RetryIn, time.Second), 15*time.Minute)
 	}
-	if err == nil && res.Limits == (provider.Limits{}) {
+	if res.Limits == (provider.Limits{}) {
 		r.DayUsed, r.MonthUsed = -1, -1 // an adapter that says nothing leaves zeros
 	}
 	w.deps.Limiter.Report(w.work, r)

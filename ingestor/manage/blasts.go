@@ -70,6 +70,13 @@ type BlastBadRow struct {
 	Reason string `json:"reason"`
 }
 
+// BlastStart is how a draft begins.
+type BlastStart struct {
+	At              *time.Time // nil: now
+	WithOpenUploads bool
+	OverQuota       bool // although the provider's quota does not take it all
+}
+
 // BlastRecipient names one contact, by one of its fields.
 type BlastRecipient struct{ ContactID, ExternalID, Address string }
 
@@ -82,7 +89,7 @@ type Blasts interface {
 	Get(ctx context.Context, tenant, id uuid.UUID) (Blast, error)
 	// List gives up to limit blasts behind a position, the newest first.
 	List(ctx context.Context, tenant uuid.UUID, state string, before time.Time, beforeID uuid.UUID, limit int) ([]ListedBlast, error)
-	Start(ctx context.Context, tenant, id uuid.UUID, at *time.Time, withOpenUploads bool) (Blast, error)
+	Start(ctx context.Context, tenant, id uuid.UUID, how BlastStart) (Blast, error)
 	Pause(ctx context.Context, tenant, id uuid.UUID) (Blast, error)
 	Resume(ctx context.Context, tenant, id uuid.UUID) (Blast, error)
 	Cancel(ctx context.Context, tenant, id uuid.UUID) (Blast, error)
@@ -152,6 +159,9 @@ func blastProblem(err error) *httpserver.Problem {
 	p := unprocessable(code, pointer, detail)
 	if refused.Conflict() {
 		p.Status, p.Title = http.StatusConflict, "The blast is not in a state for this"
+		if code == "quota_exceeded" {
+			p.Title = "The blast does not fit into the provider's quota"
+		}
 	}
 	return p
 }
@@ -276,9 +286,8 @@ func optionalObject(r *http.Request, into map[string]any) *httpserver.Problem {
 
 func (m *Routes) startBlast(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error) {
 	var text *string
-	var at *time.Time
-	open := false
-	if problem := optionalObject(r, map[string]any{"start_at": &text, "with_open_uploads": &open}); problem != nil {
+	var how BlastStart
+	if problem := optionalObject(r, map[string]any{"start_at": &text, "with_open_uploads": &how.WithOpenUploads, "over_quota": &how.OverQuota}); problem != nil {
 		return nil, problem, nil
 	}
 	if text != nil {
@@ -286,10 +295,10 @@ func (m *Routes) startBlast(ctx context.Context, r *http.Request, tenant uuid.UU
 		if !ok {
 			return nil, refuse(&intake.Error{Code: intake.InvalidField, Pointer: "/start_at", Detail: "A time as 2026-11-01T09:00:00Z."}), nil
 		}
-		at = &t
+		how.At = &t
 	}
 	return blasted(func(ctx context.Context, tenant, id uuid.UUID) (Blast, error) {
-		return m.deps.Blasts.Start(ctx, tenant, id, at, open)
+		return m.deps.Blasts.Start(ctx, tenant, id, how)
 	})(ctx, r, tenant)
 }
 

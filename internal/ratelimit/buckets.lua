@@ -52,7 +52,7 @@ if ARGV[1] == 'report' then
   local day, day_used, month, month_used = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
   if day_used >= 0 and day >= number(stored[6], 0) then redis.call('HSET', KEYS[1], 'day', text(day), 'day_used', text(day_used)) end
   if month_used >= 0 and month >= number(stored[8], 0) then redis.call('HSET', KEYS[1], 'month', text(month), 'month_used', text(month_used)) end
-  redis.call('PEXPIRE', KEYS[1], 172800000)
+  redis.call('PEXPIRE', KEYS[1], 3456000000)
   return {text(now), text(blocked), tostring(factor)}
 end
 
@@ -147,7 +147,7 @@ if not whole then take = math.min(take, free) end
 if mode == 'marketing' and (
     (day_limit > 0 and used_of(day, stored[6], stored[7]) + messages > day_limit * (1 - reserve)) or
     (month_limit > 0 and used_of(month, stored[8], stored[9]) + messages > month_limit * (1 - reserve))) then
-  return answer(0, 'quota', 60000000)
+  return answer(0, 'quota', 5000000) -- soon: the limit may be raised while it waits
 end
 
 if mode ~= 'plain' then
@@ -186,8 +186,9 @@ end
 
 debt = debt + take * interval
 redis.call('HSET', KEYS[1], 'tat', text(now + debt))
--- A bucket of the API holds nothing but its debt; a provider's remembers what it was told.
-redis.call('PEXPIRE', KEYS[1], mode == 'plain' and text(math.ceil(debt / 1000) + 10000) or 172800000)
+-- A bucket of the API holds nothing but its debt; a provider's remembers what it was
+-- told, a month's quota for more than a month.
+redis.call('PEXPIRE', KEYS[1], mode == 'plain' and text(math.ceil(debt / 1000) + 10000) or 3456000000)
 if day_limit > 0 then
   redis.call('HSET', KEYS[1], 'day', text(math.max(day, number(stored[6], 0))), 'day_used', text(used_of(day, stored[6], stored[7]) + messages))
 end

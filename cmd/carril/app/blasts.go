@@ -16,13 +16,13 @@ import (
 
 // blasts shows the blast store to the management API.
 func (a *App) blasts() (manage.Blasts, error) {
-	cfg := blast.Config{}
-	if a.set.ResendKey != "" { // this process knows the providers
+	levels, err := a.levels()
+	if err != nil {
+		return nil, err
+	}
+	cfg := blast.Config{Quotas: BlastQuotas(a.set, levels)}
+	if a.set.unset() == "" { // this process knows the providers
 		d, err := a.dispatching()
-		if err != nil {
-			return nil, err
-		}
-		levels, err := a.levels(d)
 		if err != nil {
 			return nil, err
 		}
@@ -41,23 +41,9 @@ func (a *App) blasts() (manage.Blasts, error) {
 			}
 			return rate
 		}
-		cfg.QuotaLeft = func(ctx context.Context, channel string) (int64, bool) {
-			p := d.preferred(channel, schemas.RailMarketing)
-			if p == "" {
-				return 0, false
-			}
-			l, err := levels.Levels(ctx, p)
-			if err != nil || l.DayQuota <= 0 {
-				return 0, false
-			}
-			return max(0, int64(float64(l.DayQuota)*(1-quotaReserve))-int64(l.DayUsed)), true
-		}
 	}
 	return blasts{blast.New(cfg, a.side)}, nil
 }
-
-// quotaReserve is the share of a day's quota that transactional keeps.
-const quotaReserve = 0.1
 
 type blasts struct{ store *blast.Store }
 
@@ -106,8 +92,8 @@ func (b blasts) List(ctx context.Context, tenant uuid.UUID, state string, before
 	return out, err
 }
 
-func (b blasts) Start(ctx context.Context, tenant, id uuid.UUID, at *time.Time, open bool) (manage.Blast, error) {
-	return shownBlast(b.store.Start(ctx, tenant, id, blast.Start{At: at, WithOpenUploads: open}))
+func (b blasts) Start(ctx context.Context, tenant, id uuid.UUID, how manage.BlastStart) (manage.Blast, error) {
+	return shownBlast(b.store.Start(ctx, tenant, id, blast.Start(how)))
 }
 
 func (b blasts) Pause(ctx context.Context, tenant, id uuid.UUID) (manage.Blast, error) {

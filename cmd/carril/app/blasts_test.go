@@ -34,7 +34,13 @@ type campaigns struct {
 	pool  *pgxpool.Pool
 	front http.Handler
 	acme  uuid.UUID
+
+	quotas *blast.Quotas // of the provider; nil: it has none
+	blind  error         // they cannot be seen
 }
+
+// quotaNow is the clock of the quotas' days.
+var quotaNow = time.Date(2026, 11, 12, 9, 0, 0, 0, time.UTC)
 
 func newCampaigns(t *testing.T) *campaigns {
 	t.Helper()
@@ -50,7 +56,8 @@ FROM generate_series(1, 1500) i, (VALUES ('email'), ('external_id')) AS v(k)`, c
 	c.exec(`INSERT INTO messaging.consents (tenant_id, contact_id, channel, granted, source) SELECT $1, md5('k' || i)::uuid, 'email', i <> 3, 'test' FROM generate_series(1, 1500) i`, c.acme)
 	r := httpserver.NewRouter()
 	scopes := []string{manage.ScopeBlasts}
-	cfg := blast.Config{RequestsPerSecond: func(context.Context, uuid.UUID, string) float64 { return 4.5 }, QuotaLeft: func(context.Context, string) (int64, bool) { return 1_000, true }}
+	cfg := blast.Config{RequestsPerSecond: func(context.Context, uuid.UUID, string) float64 { return 4.5 },
+		Quotas: func(context.Context, string) (*blast.Quotas, error) { return c.quotas, c.blind }, Now: func() time.Time { return quotaNow }}
 	manage.New(manage.Deps{DB: c.pool, CursorKey: []byte("k"), Channels: []string{"email"}, Keys: keyring{"acme": {TenantID: c.acme, Scopes: scopes}, "other": {TenantID: other, Scopes: scopes},
 		"looker": {TenantID: c.acme, Scopes: []string{manage.ScopeBlastsRead}}, "writer": {TenantID: c.acme, Scopes: []string{"core.events.write"}}},
 		Blasts: blasts{blast.New(cfg, c.pool)}}).Mount(r)
@@ -110,6 +117,74 @@ func csvOf(n int) string {
 		fmt.Fprintf(&b, "c-%d;Name %d\n", i, i)
 	}
 	return b.String()
+}
+
+// TestBlastsAndTheQuota starts blasts that fit into what the provider's quota
+// leaves to marketing, and some that do not.
+func TestBlastsAndTheQuota(t *testing.T) {
+	t.Parallel()
+	c := newCampaigns(t)
+	c.exec(`INSERT INTO messaging.senders (tenant_id, channel, sender, verified) VALUES ($1, 'email', 'acme@example.com', true)`, c.acme)
+	draft := func(audience string) string {
+		return c.create(`{"name":"Spring","template_id":"news","variables":{"season":"spring","name":"you"}` + audience + `}`)
+	}
+	filled := func() string {
+		id := draft("")
+		status, answer := c.send("acme", http.MethodPost, blastRoute+"/recipients", at(id)+"/recipients?upload_id="+ids.New().String(), csvOf(1_200), "text/csv")
+		require.Equal(t, http.StatusOK, status, answer)
+		return id
+	}
+	dryRun := func(id string) string {
+		status, answer := c.call("acme", http.MethodPost, blastRoute+"/dry-run", at(id)+"/dry-run", "")
+		require.Equal(t, http.StatusOK, status, answer)
+		return answer
+	}
+	start := func(id, body string) (int, string) {
+		return c.call("acme", http.MethodPost, blastRoute+"/start", at(id)+"/start", body)
+	}
+	day := func(used int64) *blast.Quota {
+		return &blast.Quota{Limit: 1_000, Used: used, Reserve: 0.2, Left: 800 - used, Share: 800}
+	}
+	month := &blast.Quota{Limit: 30_000, Used: 6_000, Reserve: 0.2, Left: 18_000, Share: 24_000}
+
+	c.quotas = &blast.Quotas{Day: day(300), Month: month}
+	upload, contacts := filled(), draft(`,"audience":{"type":"contacts"}`)
+	for id, days := range map[string]int{upload: 2, contacts: 3} {
+		answer := dryRun(id)
+		require.Contains(t, answer, `"quota":{"known":true,"day":{"limit":1000,"used":300,"reserve":0.2,"left_for_marketing":500},`+
+			`"month":{"limit":30000,"used":6000,"reserve":0.2,"left_for_marketing":18000},"fits":false,"days_needed":`+fmt.Sprint(days)+`}`)
+		status, answer := start(id, "")
+		require.Equal(t, "409 quota_exceeded", fmt.Sprint(status, " ", codeOf(answer)))
+		for _, figure := range []string{"The blast does not fit into the provider's quota", "has 500 messages left of the day's quota (1000, of which 300 are used and 20 % are kept", fmt.Sprintf("over %d days", days)} {
+			require.Contains(t, answer, figure)
+		}
+	}
+	status, answer := start(upload, `{"over_quota":true}`)
+	require.Equal(t, http.StatusOK, status, answer)
+	require.Contains(t, answer, `"state":"running"`)
+	require.Contains(t, answer, `"fits":false,"days_needed":2`)
+	status, answer = start(upload, "")
+	require.Equal(t, http.StatusOK, status, "what has started is not asked again: "+answer)
+	require.NotContains(t, answer, `"quota"`)
+
+	c.quotas = &blast.Quotas{Month: &blast.Quota{Limit: 2_000, Used: 1_000, Reserve: 0.2, Left: 600, Share: 1_600}}
+	status, answer = start(contacts, `{"start_at":"`+quotaNow.Add(24*time.Hour).Format(time.RFC3339)+`"}`)
+	require.Equal(t, "409 quota_exceeded", fmt.Sprint(status, " ", codeOf(answer)))
+	require.Contains(t, answer, "600 messages left of the month's quota")
+	require.Contains(t, answer, "over 19 days", "from the 13th of November to the 1st of December")
+
+	c.quotas, c.blind = nil, context.DeadlineExceeded
+	require.Contains(t, dryRun(contacts), `"quota":{"known":false}`)
+	status, answer = start(contacts, "")
+	require.Equal(t, http.StatusOK, status, answer)
+	require.Contains(t, answer, `"quota":{"known":false}`, "what cannot be seen refuses nothing, and is said")
+
+	c.blind = nil
+	id := filled()
+	require.NotContains(t, dryRun(id), `"quota"`)
+	status, answer = start(id, "")
+	require.Equal(t, http.StatusOK, status, answer)
+	require.NotContains(t, answer, `"quota"`)
 }
 
 // TestBlastRoutes takes a blast through its life over HTTP, each request and
@@ -185,7 +260,7 @@ func TestBlastRoutes(t *testing.T) {
 		c.exec(`INSERT INTO messaging.senders (tenant_id, channel, sender) VALUES ($1, 'email', 'acme@example.com')`, c.acme)
 		status, answer = c.call("looker", http.MethodPost, blastRoute+"/dry-run", at(id)+"/dry-run", "")
 		require.Equal(t, http.StatusOK, status, answer)
-		for _, want := range []string{`"recipients":1200`, `"complete":true`, `"sendable":1198`, `"without_consent":1`, `"suppressed":1`, `"requests":12`, `"seconds":3`, `"fits_quota":false`, `"render_failed":{}`} {
+		for _, want := range []string{`"recipients":1200`, `"complete":true`, `"sendable":1198`, `"without_consent":1`, `"suppressed":1`, `"requests":12`, `"seconds":3`, `"render_failed":{}`} {
 			require.Contains(t, answer, want)
 		}
 	})

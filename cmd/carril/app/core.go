@@ -65,6 +65,7 @@ type App struct {
 	shared        *dispatching
 	forget        map[string][]func() // by configuration table
 	watcher       *bucket.Limiter
+	buckets       *redis.Client      // of the buckets, see bucketRedis
 	schemas       *taxonomy.Registry // nil until a role asks for it
 	store         storage.Store      // nil until a role asks for it
 	archived      *archive.Archive   // likewise

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -13,7 +12,6 @@ import (
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/ids"
-	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -37,6 +35,7 @@ type dispatching struct {
 	providers map[string]provider.Provider   // by name
 	byChannel map[string][]provider.Provider // the preferred one first
 	repeats   int
+	limits    map[string]bucket.Stated // as the settings say them
 	redis     *redis.Client
 	metrics   *rail.Metrics
 	buckets   *bucket.Metrics
@@ -58,36 +57,11 @@ func (d *dispatching) names() []string {
 func (d *dispatching) stated() map[string]bucket.Stated {
 	out := map[string]bucket.Stated{}
 	for n, p := range d.providers {
-		out[n] = bucket.Stated{RatePerSecond: p.Capabilities().RatePerSecond}
+		st := d.limits[n]
+		st.RatePerSecond = p.Capabilities().RatePerSecond
+		out[n] = st
 	}
 	return out
-}
-
-// levels reads the buckets without asking for tokens: it is none of the askers
-// among whom a rate is divided while Redis is away.
-func (a *App) levels(d *dispatching) (*bucket.Limiter, error) {
-	if a.watcher != nil {
-		return a.watcher, nil
-	}
-	l, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-watch", Providers: d.stated()},
-		bucket.Deps{Redis: d.redis, Pool: a.side, Log: a.log})
-	if err != nil {
-		return nil, err
-	}
-	a.watcher = l
-	a.stack.Go(lifecyclePart("bucket levels", func(ctx context.Context) error {
-		for {
-			lctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-			_ = l.Load(lctx) // what it cannot read stays as it was
-			cancel()
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(5 * time.Second):
-			}
-		}
-	}))
-	return l, nil
 }
 
 // store is a rail's jobs and sends over a pool.
@@ -114,15 +88,14 @@ func (a *App) dispatching() (*dispatching, error) {
 	if a.shared != nil {
 		return a.shared, nil
 	}
-	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string][]provider.Provider{}, repeats: a.set.Repeats}
+	d := &dispatching{providers: map[string]provider.Provider{}, byChannel: map[string][]provider.Provider{}, repeats: a.set.Repeats, limits: a.set.Stated()}
 	if err := a.openProviders(d); err != nil {
 		return nil, err
 	}
 	var err error
-	if d.redis, err = ratelimit.Open(a.set.RedisURL); err != nil {
-		return nil, configError("redis-url", "cannot be used")
+	if d.redis, err = a.bucketRedis(); err != nil {
+		return nil, err
 	}
-	a.stack.OnStop("redis client of the buckets", func() { _ = d.redis.Close() })
 	a.shared = d
 	return d, nil
 }
@@ -158,7 +131,7 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	if err != nil {
 		return err
 	}
-	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Rail: r, Providers: d.stated()},
+	limiter, err := bucket.New(bucket.Config{Prefix: a.prefix(), Asker: ids.New().String() + "-" + r, Rail: r, Providers: d.stated(), Reserve: &a.set.QuotaReserve},
 		bucket.Deps{Redis: d.redis, Pool: a.side, Listen: a.direct, Log: a.log, Metrics: d.buckets})
 	if err != nil {
 		return err

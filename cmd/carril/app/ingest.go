@@ -244,7 +244,7 @@ func (a *App) queueHealth() (manage.QueueHealth, error) {
 	if err != nil {
 		return nil, err
 	}
-	levels, err := a.levels(d)
+	levels, err := a.levels()
 	if err != nil {
 		return nil, err
 	}

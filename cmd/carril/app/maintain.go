@@ -95,7 +95,7 @@ func (a *App) watchMonths() {
 // startMonitor watches a channel's transactional rail: marketing yields on its
 // word, and on its silence.
 func (a *App) startMonitor(d *dispatching, channel string, depths *rail.DepthMetrics) error {
-	levels, err := a.levels(d)
+	levels, err := a.levels()
 	if err != nil {
 		return err
 	}

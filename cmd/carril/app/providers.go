@@ -3,10 +3,12 @@ package app
 import (
 	"crypto/x509"
 	"fmt"
+	"math"
 	"net/url"
 	"os"
 	"slices"
 
+	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/provider/sms"
@@ -32,6 +34,19 @@ func (s *Settings) validateProviders() error {
 		if slices.Contains(s.EmailProviders[:i], name) {
 			return configError("email-providers", "names %s twice", name)
 		}
+	}
+	for name, rate := range map[string]float64{"smtp-rate": s.SMTPRate, "sms-rate": s.SMSRate} { // 0: the adapter's own
+		if !(rate >= 0) || rate > bucket.MaxRate {
+			return configError(name, "must be a positive number of messages a second")
+		}
+	}
+	for name, n := range map[string]int{"resend-day-quota": s.ResendDayQuota, "resend-month-quota": s.ResendMonthQuota, "smtp-day-quota": s.SMTPDayQuota, "sms-day-quota": s.SMSDayQuota} {
+		if n < 0 || n > math.MaxInt32 {
+			return configError(name, "is no number of messages; 0 is no limit")
+		}
+	}
+	if !(s.QuotaReserve >= 0 && s.QuotaReserve < 1) { // NaN is neither
+		return configError("quota-reserve", "is not between 0 and below 1")
 	}
 	if s.Repeats < 0 || s.Repeats > 5 {
 		return configError("uncertain-repeats", "is not within 0 and 5")

@@ -46,6 +46,15 @@ func TestProviders(t *testing.T) {
 		for name, rate := range map[string]float64{"resend": 5, "smtp": 3, "sms": 2} {
 			require.InDelta(t, rate, d.stated()[name].RatePerSecond, 0, "each has a bucket of its own")
 		}
+		for _, channel := range []string{"email", "sms", "fax"} {
+			set := providing()
+			for _, list := range [][]string{{"resend"}, {"smtp", "resend"}, {"smtp"}, {"resend", "smtp"}} {
+				set.EmailProviders = list
+				d, err := opened(t, redis(set))
+				require.NoError(t, err)
+				require.Equal(t, d.preferred(channel, schemas.RailMarketing), set.marketingProvider(channel), "the same without anybody's secrets")
+			}
+		}
 		require.Equal(t, 100, d.batch("email"))
 		require.Equal(t, 1, d.batch("sms"), "a record of a channel without batches is one message")
 	})

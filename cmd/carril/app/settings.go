@@ -50,34 +50,39 @@ type Settings struct {
 	StorageSecretKey  string `name:"storage-secret-key" env:"CARRIL_STORAGE_SECRET_KEY" help:"Secret key of S3." group:"stores" secret:""`
 	ExportCompression string `name:"export-compression" env:"CARRIL_EXPORT_COMPRESSION" enum:"zstd,gzip" default:"zstd" help:"How exports are compressed: zstd or gzip." group:"stores"`
 
-	Channels       []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails: email, sms." group:"messaging"`
-	EmailProviders []string      `name:"email-providers" env:"CARRIL_EMAIL_PROVIDERS" default:"resend" help:"Providers of email, the preferred one first: resend, smtp. What was not taken goes by the next one while the first is out of order; smtp carries no marketing." group:"messaging"`
-	Repeats        int           `name:"uncertain-repeats" env:"CARRIL_UNCERTAIN_REPEATS" default:"1" help:"How often a transactional message of unknown outcome is sent again by a provider without idempotency keys (smtp, sms), at the risk that somebody gets two; 0 leaves it to a person." group:"messaging"`
-	ResendURL      string        `name:"resend-url" env:"CARRIL_RESEND_URL" default:"https://api.resend.com" help:"Base URL of the email provider's API." group:"messaging"`
-	ResendKey      string        `name:"resend-key" env:"CARRIL_RESEND_KEY" help:"API key of the email provider." group:"messaging" secret:""`
-	ResendSecrets  []string      `name:"resend-webhook-secrets" env:"CARRIL_RESEND_WEBHOOK_SECRETS" help:"Signing secrets (whsec_…) of the provider's webhooks; several during a rotation." group:"messaging" secret:""`
-	ResendRate     float64       `name:"resend-rate" env:"CARRIL_RESEND_RATE" default:"5" help:"The provider's stated limit in requests a second; buckets default to 90 % of it." group:"messaging"`
-	SMTPAddr       string        `name:"smtp-addr" env:"CARRIL_SMTP_ADDR" help:"The mail relay, host:port." group:"messaging"`
-	SMTPSecurity   string        `name:"smtp-security" env:"CARRIL_SMTP_SECURITY" default:"starttls" help:"starttls, implicit (TLS from the first byte), or plain: a relay on this machine alone." group:"messaging"`
-	SMTPAuth       string        `name:"smtp-auth" env:"CARRIL_SMTP_AUTH" default:"" help:"auto, scram-sha-256, scram-sha-1, plain, login or none; empty: auto where there is a user." group:"messaging"`
-	SMTPUser       string        `name:"smtp-user" env:"CARRIL_SMTP_USER" help:"User of the mail relay." group:"messaging"`
-	SMTPPassword   string        `name:"smtp-password" env:"CARRIL_SMTP_PASSWORD" help:"Password of the mail relay." group:"messaging" secret:""`
-	SMTPTLSCA      string        `name:"smtp-tls-ca" env:"CARRIL_SMTP_TLS_CA" help:"File with the CA certificates of the mail relay; the system's when empty." group:"messaging"`
-	SMTPHello      string        `name:"smtp-hello" env:"CARRIL_SMTP_HELLO" help:"What we call ourselves to the mail relay; localhost when empty." group:"messaging"`
-	SMTPRate       float64       `name:"smtp-rate" env:"CARRIL_SMTP_RATE" default:"5" help:"Messages a second that the mail relay takes; its bucket defaults to 90 % of it." group:"messaging"`
-	SMSURL         string        `name:"sms-url" env:"CARRIL_SMS_URL" default:"https://api.twilio.com" help:"Base URL of the text message provider's API." group:"messaging"`
-	SMSAccount     string        `name:"sms-account" env:"CARRIL_SMS_ACCOUNT" help:"Account at the text message provider." group:"messaging"`
-	SMSKey         string        `name:"sms-key" env:"CARRIL_SMS_KEY" help:"Name of the API key that sms-token is of; empty: the token is the account's own." group:"messaging"`
-	SMSToken       string        `name:"sms-token" env:"CARRIL_SMS_TOKEN" help:"Token of the text message provider's account or key." group:"messaging" secret:""`
-	SMSCallbackURL string        `name:"sms-callback-url" env:"CARRIL_SMS_CALLBACK_URL" help:"Where the provider reports text messages, as it reaches us: https://…/v1/providers/sms/webhooks. Empty: it reports nothing." group:"messaging"`
-	SMSTokens      []string      `name:"sms-webhook-tokens" env:"CARRIL_SMS_WEBHOOK_TOKENS" help:"Account tokens that sign those reports; several during a rotation. Empty: sms-token, where it is the account's own." group:"messaging" secret:""`
-	SMSRate        float64       `name:"sms-rate" env:"CARRIL_SMS_RATE" default:"10" help:"Text messages a second that the account may send; its bucket defaults to 90 % of it." group:"messaging"`
-	SMSSegments    int           `name:"sms-max-segments" env:"CARRIL_SMS_MAX_SEGMENTS" default:"10" help:"What one text may cost at most, in segments." group:"messaging"`
-	LatencyBudget  time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
-	WebhookKey     string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
-	WebhookHTTP    bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
-	WebhookAnyPort bool          `name:"webhook-any-port" env:"CARRIL_WEBHOOK_ANY_PORT" help:"Let webhooks go to ports other than 443." group:"messaging"`
-	WebhookPrivate []string      `name:"webhook-private-targets" env:"CARRIL_WEBHOOK_PRIVATE_TARGETS" help:"CIDR ranges of private addresses that webhooks may go to; none by default." group:"messaging"`
+	Channels         []string      `name:"channels" env:"CARRIL_CHANNELS" default:"email" help:"Channels that have rails: email, sms." group:"messaging"`
+	EmailProviders   []string      `name:"email-providers" env:"CARRIL_EMAIL_PROVIDERS" default:"resend" help:"Providers of email, the preferred one first: resend, smtp. What was not taken goes by the next one while the first is out of order; smtp carries no marketing." group:"messaging"`
+	Repeats          int           `name:"uncertain-repeats" env:"CARRIL_UNCERTAIN_REPEATS" default:"1" help:"How often a transactional message of unknown outcome is sent again by a provider without idempotency keys (smtp, sms), at the risk that somebody gets two; 0 leaves it to a person." group:"messaging"`
+	ResendURL        string        `name:"resend-url" env:"CARRIL_RESEND_URL" default:"https://api.resend.com" help:"Base URL of the email provider's API." group:"messaging"`
+	ResendKey        string        `name:"resend-key" env:"CARRIL_RESEND_KEY" help:"API key of the email provider." group:"messaging" secret:""`
+	ResendSecrets    []string      `name:"resend-webhook-secrets" env:"CARRIL_RESEND_WEBHOOK_SECRETS" help:"Signing secrets (whsec_…) of the provider's webhooks; several during a rotation." group:"messaging" secret:""`
+	ResendRate       float64       `name:"resend-rate" env:"CARRIL_RESEND_RATE" default:"5" help:"The provider's stated limit in requests a second; buckets default to 90 % of it." group:"messaging"`
+	SMTPAddr         string        `name:"smtp-addr" env:"CARRIL_SMTP_ADDR" help:"The mail relay, host:port." group:"messaging"`
+	SMTPSecurity     string        `name:"smtp-security" env:"CARRIL_SMTP_SECURITY" default:"starttls" help:"starttls, implicit (TLS from the first byte), or plain: a relay on this machine alone." group:"messaging"`
+	SMTPAuth         string        `name:"smtp-auth" env:"CARRIL_SMTP_AUTH" default:"" help:"auto, scram-sha-256, scram-sha-1, plain, login or none; empty: auto where there is a user." group:"messaging"`
+	SMTPUser         string        `name:"smtp-user" env:"CARRIL_SMTP_USER" help:"User of the mail relay." group:"messaging"`
+	SMTPPassword     string        `name:"smtp-password" env:"CARRIL_SMTP_PASSWORD" help:"Password of the mail relay." group:"messaging" secret:""`
+	SMTPTLSCA        string        `name:"smtp-tls-ca" env:"CARRIL_SMTP_TLS_CA" help:"File with the CA certificates of the mail relay; the system's when empty." group:"messaging"`
+	SMTPHello        string        `name:"smtp-hello" env:"CARRIL_SMTP_HELLO" help:"What we call ourselves to the mail relay; localhost when empty." group:"messaging"`
+	SMTPRate         float64       `name:"smtp-rate" env:"CARRIL_SMTP_RATE" default:"5" help:"Messages a second that the mail relay takes; its bucket defaults to 90 % of it." group:"messaging"`
+	SMSURL           string        `name:"sms-url" env:"CARRIL_SMS_URL" default:"https://api.twilio.com" help:"Base URL of the text message provider's API." group:"messaging"`
+	SMSAccount       string        `name:"sms-account" env:"CARRIL_SMS_ACCOUNT" help:"Account at the text message provider." group:"messaging"`
+	SMSKey           string        `name:"sms-key" env:"CARRIL_SMS_KEY" help:"Name of the API key that sms-token is of; empty: the token is the account's own." group:"messaging"`
+	SMSToken         string        `name:"sms-token" env:"CARRIL_SMS_TOKEN" help:"Token of the text message provider's account or key." group:"messaging" secret:""`
+	SMSCallbackURL   string        `name:"sms-callback-url" env:"CARRIL_SMS_CALLBACK_URL" help:"Where the provider reports text messages, as it reaches us: https://…/v1/providers/sms/webhooks. Empty: it reports nothing." group:"messaging"`
+	SMSTokens        []string      `name:"sms-webhook-tokens" env:"CARRIL_SMS_WEBHOOK_TOKENS" help:"Account tokens that sign those reports; several during a rotation. Empty: sms-token, where it is the account's own." group:"messaging" secret:""`
+	SMSRate          float64       `name:"sms-rate" env:"CARRIL_SMS_RATE" default:"10" help:"Text messages a second that the account may send; its bucket defaults to 90 % of it." group:"messaging"`
+	SMSSegments      int           `name:"sms-max-segments" env:"CARRIL_SMS_MAX_SEGMENTS" default:"10" help:"What one text may cost at most, in segments." group:"messaging"`
+	ResendDayQuota   int           `name:"resend-day-quota" env:"CARRIL_RESEND_DAY_QUOTA" default:"0" help:"Messages that the email provider's account takes a UTC day; 0 is no limit. A row of carril bucket wins." group:"messaging"`
+	ResendMonthQuota int           `name:"resend-month-quota" env:"CARRIL_RESEND_MONTH_QUOTA" default:"0" help:"Messages that the email provider's account takes a month; 0 is no limit." group:"messaging"`
+	SMTPDayQuota     int           `name:"smtp-day-quota" env:"CARRIL_SMTP_DAY_QUOTA" default:"0" help:"Messages that the mail relay takes a UTC day; 0 is no limit." group:"messaging"`
+	SMSDayQuota      int           `name:"sms-day-quota" env:"CARRIL_SMS_DAY_QUOTA" default:"0" help:"Text messages that the account may send a UTC day; 0 is no limit." group:"messaging"`
+	QuotaReserve     float64       `name:"quota-reserve" env:"CARRIL_QUOTA_RESERVE" default:"0.1" help:"Share of every quota that marketing leaves to transactional messages, from 0 to below 1." group:"messaging"`
+	LatencyBudget    time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
+	WebhookKey       string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
+	WebhookHTTP      bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
+	WebhookAnyPort   bool          `name:"webhook-any-port" env:"CARRIL_WEBHOOK_ANY_PORT" help:"Let webhooks go to ports other than 443." group:"messaging"`
+	WebhookPrivate   []string      `name:"webhook-private-targets" env:"CARRIL_WEBHOOK_PRIVATE_TARGETS" help:"CIDR ranges of private addresses that webhooks may go to; none by default." group:"messaging"`
 
 	Addr    string `name:"addr" env:"CARRIL_ADDR" default:"127.0.0.1:8080" help:"Address of the public API; port 0 takes a free one." group:"listen"`
 	OpsAddr string `name:"ops-addr" env:"CARRIL_OPS_ADDR" default:"127.0.0.1:0" help:"Address of /healthz, /readyz and /metrics." group:"listen"`
