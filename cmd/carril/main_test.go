@@ -31,6 +31,7 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 		"NoSuchChannel":       {args: []string{"config", "--channels=email,fax"}, says: "channels"},
 		"TooManyRepeats":      {args: []string{"config", "--uncertain-repeats=6"}, says: "uncertain-repeats"},
 		"CallbackThatIsNoURL": {args: []string{"config", "--sms-callback-url=carril"}, says: "sms-callback-url"},
+		"NoWorkers":           {args: []string{"config", "--marketing-workers=-1"}, says: "marketing-workers"},
 		"RateZero":            {args: []string{"config", "--resend-rate=0"}, says: "resend-rate"},
 		"DurationWithoutUnit": {args: []string{"config", "--latency-budget=5"}, says: "latency-budget"},
 		"BrokerWithoutPort":   {args: []string{"config", "--kafka-brokers=kafka"}, says: "kafka-brokers"},

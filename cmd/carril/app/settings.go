@@ -74,6 +74,7 @@ type Settings struct {
 	SMSRate        float64       `name:"sms-rate" env:"CARRIL_SMS_RATE" default:"10" help:"Text messages a second that the account may send; its bucket defaults to 90 % of it." group:"messaging"`
 	SMSSegments    int           `name:"sms-max-segments" env:"CARRIL_SMS_MAX_SEGMENTS" default:"10" help:"What one text may cost at most, in segments." group:"messaging"`
 	LatencyBudget  time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
+	Workers        int           `name:"marketing-workers" env:"CARRIL_MARKETING_WORKERS" default:"16" help:"Requests of a channel's marketing rail that one process has on their way at once." group:"messaging"`
 	WebhookKey     string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
 	WebhookHTTP    bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
 	WebhookAnyPort bool          `name:"webhook-any-port" env:"CARRIL_WEBHOOK_ANY_PORT" help:"Let webhooks go to ports other than 443." group:"messaging"`
@@ -155,6 +156,8 @@ func (s *Settings) Validate() error {
 		return configError("resend-rate", "must be a positive number of requests a second")
 	case s.LatencyBudget < 100*time.Millisecond:
 		return configError("latency-budget", "is below 100ms")
+	case s.Workers < 0 || s.Workers > 1024: // 0 is the rail's own
+		return configError("marketing-workers", "must be 1 to 1024")
 	case s.Drain < time.Second:
 		return configError("drain", "is below 1s")
 	}
