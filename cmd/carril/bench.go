@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/pprof"
+	"slices"
 	"time"
 
 	"github.com/softcrum/carril/cmd/carril/app"
@@ -132,8 +133,12 @@ type benchBlastCmd struct {
 	Payload      int           `name:"payload-bytes" default:"400" help:"Size of an event's body."`
 	Profile      string        `name:"cpu-profile" help:"Write a CPU profile of this process there, for go tool pprof." placeholder:"FILE"`
 	Rate         float64       `default:"1" help:"Codes a second."`
-	Blast        int           `default:"20000" help:"Messages of the blast."`
-	ProviderRate float64       `default:"5" help:"Requests a second that the provider takes; a batch of marketing messages is one."`
+	Bursts       time.Duration `default:"15s" help:"How often ten codes are asked for at once, reported apart; never when 0."`
+	Blast        int           `default:"20000" help:"Messages of the blast, up to 1,000,000."`
+	ProviderRate []float64     `default:"5,500" help:"Requests a second that the provider takes; a batch of marketing messages is one. Each of several has a baseline and a blast of its own."`
+	Processes    int           `default:"0" help:"Processes that dispatch, beside this one; this one does when 0 or 1."`
+	Workers      int           `default:"64" help:"Requests of the marketing rail that may be on their way at once, over all processes."`
+	Plot         string        `help:"Draw each code's latency over time there, as SVG." placeholder:"FILE"`
 }
 
 type benchHooksCmd struct {
@@ -201,10 +206,20 @@ func (c benchBlastCmd) Run(e *environment) error {
 	if err != nil {
 		return err
 	}
-	if !(c.Rate > 0) || !(c.ProviderRate >= 1) || c.Blast < 1 || c.Blast > 1_000_000 {
-		return fmt.Errorf("%w: rate must be positive, provider-rate at least 1, blast 1 to 1000000", app.ErrConfig)
+	if !(c.Rate > 0) || c.Blast < 1 || c.Blast > 1_000_000 || c.Bursts < 0 || len(c.ProviderRate) == 0 ||
+		slices.ContainsFunc(c.ProviderRate, func(r float64) bool { return !(r >= 1 && r <= 100_000) }) {
+		return fmt.Errorf("%w: rate must be positive, provider-rate 1 to 100000, blast 1 to 1000000, bursts not negative", app.ErrConfig)
 	}
-	cfg.Rate, cfg.Blast, cfg.ProviderRate = c.Rate, c.Blast, c.ProviderRate
+	if c.Processes < 0 || c.Processes > 16 || c.Workers < 1 || c.Workers > 1024 {
+		return fmt.Errorf("%w: processes must be 0 to 16, workers 1 to 1024", app.ErrConfig)
+	}
+	if c.Plot != "" { // found out before the minutes that it takes
+		if err := os.WriteFile(c.Plot, nil, 0o600); err != nil {
+			return fmt.Errorf("%w: plot: %w", app.ErrConfig, err)
+		}
+	}
+	cfg.Rate, cfg.Blast, cfg.ProviderRates, cfg.Bursts = c.Rate, c.Blast, c.ProviderRate, c.Bursts
+	cfg.Processes, cfg.Workers, cfg.Plot = c.Processes, c.Workers, c.Plot
 	return e.bench(f, cfg, benchmarks.BlastVsOTP)
 }
 

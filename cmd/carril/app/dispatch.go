@@ -138,12 +138,14 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	}
 	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
 	var yield rail.Yielder
+	workers := 0 // the rail's own
 	if r == schemas.RailMarketing {
+		workers = a.set.Workers
 		reader := rail.NewYieldReader(d.redis, a.prefix(), channel, 0)
 		a.stack.Go(lifecyclePart("yield of "+name, reader.Run))
 		yield = reader
 	}
-	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget}, rail.Deps{
+	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget, Concurrency: workers}, rail.Deps{
 		Kafka: a.kafka, Pool: pool, Store: store, Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield,
 		Board: d.redis, BoardPrefix: a.prefix(), Log: a.log, Metrics: d.metrics})
 	if err != nil {

@@ -79,6 +79,7 @@ type Settings struct {
 	SMSDayQuota      int           `name:"sms-day-quota" env:"CARRIL_SMS_DAY_QUOTA" default:"0" help:"Text messages that the account may send a UTC day; 0 is no limit." group:"messaging"`
 	QuotaReserve     float64       `name:"quota-reserve" env:"CARRIL_QUOTA_RESERVE" default:"0.1" help:"Share of every quota that marketing leaves to transactional messages, from 0 to below 1." group:"messaging"`
 	LatencyBudget    time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
+	Workers          int           `name:"marketing-workers" env:"CARRIL_MARKETING_WORKERS" default:"16" help:"Requests of a channel's marketing rail that one process has on their way at once." group:"messaging"`
 	WebhookKey       string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
 	WebhookHTTP      bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
 	WebhookAnyPort   bool          `name:"webhook-any-port" env:"CARRIL_WEBHOOK_ANY_PORT" help:"Let webhooks go to ports other than 443." group:"messaging"`
@@ -160,6 +161,8 @@ func (s *Settings) Validate() error {
 		return configError("resend-rate", "must be a positive number of requests a second")
 	case s.LatencyBudget < 100*time.Millisecond:
 		return configError("latency-budget", "is below 100ms")
+	case s.Workers < 0 || s.Workers > 1024: // 0 is the rail's own
+		return configError("marketing-workers", "must be 1 to 1024")
 	case s.Drain < time.Second:
 		return configError("drain", "is below 1s")
 	}

@@ -37,6 +37,14 @@ type Config struct {
 	// Partitions of each topic, for effect; 0: the deployment's own counts. Fewer
 	// make larger batches: what two cores have is few transactions.
 	Partitions int
+	Bursts     time.Duration // blast-vs-otp: how often ten codes are asked for at once; 0: never
+	Processes  int           // blast-vs-otp: how many dispatch, beside this one; 0 or 1: this one does
+	Workers    int           // blast-vs-otp: of the marketing rail, over all processes; 0: the setting's, in each
+	Plot       string        // blast-vs-otp: a file for a plot of the latencies, as SVG; empty: none
+	Program    string        // what is run as a further process; default this one's own file
+	// ProviderRates are measured one after the other by blast-vs-otp; empty:
+	// ProviderRate alone.
+	ProviderRates []float64
 	// ProviderRate is what the provider takes, in requests a second; 0: 5 for
 	// blast-vs-otp, no limit elsewhere.
 	ProviderRate float64
@@ -72,6 +80,7 @@ type Benchmark func(ctx context.Context, cfg Config) (*bench.Report, error)
 func All() []Benchmark {
 	long := func(ctx context.Context, cfg Config) (*bench.Report, error) {
 		cfg.Duration *= 6
+		cfg.ProviderRates, cfg.Bursts = []float64{5, 500}, 15*time.Second
 		return BlastVsOTP(ctx, cfg)
 	}
 	return []Benchmark{Track, Identify, Batch, Append, E2E, Effect, long, Webhooks}

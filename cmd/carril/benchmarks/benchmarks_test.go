@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,17 +192,56 @@ func TestEffect(t *testing.T) {
 	require.EqualValues(t, 100, rep.Details["accepted"])
 }
 
+// FS-MSG-0005 AC1, in small: a blast that takes every request it may leaves
+// another tenant's codes within their budget. The requirement's second is for
+// quiet machines: here it is five, beside a wait of a fifth at the bucket.
 func TestBlastVsOTP(t *testing.T) {
 	t.Parallel()
-	cfg := tiny(t)
-	cfg.Duration, cfg.Rate, cfg.ProviderRate, cfg.Blast = 2*time.Second, 5, 50, 300
-	rep := sound(t, BlastVsOTP, cfg)
-	require.EqualValues(t, 5, rep.Result.Count)
-	require.EqualValues(t, 5, rep.Baseline.Count)
-	require.Equal(t, "p99_ms", rep.RatioOf)
-	for _, name := range []string{"requests_per_second", "permitted_rate_used", "answered_429_percent", "messages_per_second", "blast_left"} {
-		require.Contains(t, rep.Details, name)
-	}
+
+	t.Run("LeavesTheCodesWithinTheirBudget", func(t *testing.T) {
+		t.Parallel()
+		cfg := tiny(t)
+		cfg.Duration, cfg.Rate, cfg.ProviderRate, cfg.Blast, cfg.Workers = 16*time.Second, 1, 5, 4_000, 64
+		rep := sound(t, BlastVsOTP, cfg)
+		require.EqualValues(t, 8, rep.Result.Count, "every code arrives")
+		require.EqualValues(t, 8, rep.Baseline.Count)
+		require.Equal(t, "p99_ms", rep.RatioOf)
+		require.Less(t, rep.Result.P99, 5000.0, "ms")
+		require.Zero(t, rep.Details["answered_429"], "the buckets keep to the provider's rate")
+		require.Positive(t, rep.Details["blast_left"], "the blast went on all the time")
+		// No more than is permitted, but for a request at each end, and most of it.
+		used, ok := rep.Details["permitted_rate_used"].(float64)
+		require.True(t, ok)
+		require.Less(t, used, 1.1)
+		require.Greater(t, used, 0.5)
+	})
+
+	t.Run("MeasuresEachRateAndItsBurstsAndDrawsThem", func(t *testing.T) {
+		t.Parallel()
+		cfg := tiny(t)
+		cfg.Duration, cfg.Rate, cfg.ProviderRates, cfg.Blast = 3*time.Second, 4, []float64{100, 200}, 300
+		cfg.Bursts, cfg.Plot = time.Second, filepath.Join(t.TempDir(), "plot.svg")
+		rep := sound(t, BlastVsOTP, cfg)
+		names := map[string]uint64{}
+		for _, m := range rep.More {
+			names[m.Name] = m.Count
+			require.Zero(t, m.Errors, "%s: %v", m.Name, m.ErrorClasses)
+		}
+		for _, at := range []string{"", "at 200/s: "} {
+			require.EqualValues(t, burstOf, names[at+"bursts of 10, beside the blast"], "a burst in the middle of the second")
+			require.EqualValues(t, burstOf, names[at+"bursts of 10, idle"])
+			require.Positive(t, names[at+"from the request, beside the blast"])
+		}
+		require.EqualValues(t, 6, rep.Result.Count+names["alone behind a burst, beside the blast"])
+		require.EqualValues(t, 6, names["at 200/s: beside the blast"]+names["at 200/s: alone behind a burst, beside the blast"])
+		for _, name := range []string{"requests_per_second", "permitted_rate_used", "provider_rate_used", "answered_429_percent", "messages_per_second", "blast_left", "p95_by_idle"} {
+			require.Contains(t, rep.Details, name)
+			require.Contains(t, rep.Details, name+"_at_200")
+		}
+		svg, err := os.ReadFile(cfg.Plot)
+		require.NoError(t, err)
+		require.Equal(t, 2*(2*6+2*burstOf+4), strings.Count(string(svg), "<circle "), "each code of both rates, and the legends")
+	})
 }
 
 func TestWebhooks(t *testing.T) {

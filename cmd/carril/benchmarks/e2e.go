@@ -51,7 +51,7 @@ func E2E(ctx context.Context, cfg Config) (*bench.Report, error) {
 		if r.ProviderRate > 0 {
 			rate = r.ProviderRate
 		}
-		w, err := r.startWhole(ctx, rate)
+		w, err := r.startWhole(ctx, wholeConfig{rate: rate})
 		if err != nil {
 			return err
 		}
@@ -69,8 +69,6 @@ type e2e struct {
 	whole   *whole
 	tenants []tenant
 	body    []byte // an event's
-	// fromRequest counts from when the event was sent instead of from its 202.
-	fromRequest bool
 
 	next uint64 // keys given out
 	sent uint64 // 202s of all measurements, each of which asks for one message
@@ -205,13 +203,10 @@ func (e *e2e) posts(conns int) generator {
 			n := e.next
 			e.mu.Unlock()
 			req.setOne(n, personOf(n, people))
-			at := time.Now()
 			if _, err := conn.Do(ctx, req.bytes, http.StatusAccepted); err != nil {
 				return err
 			}
-			if !e.fromRequest {
-				at = time.Now()
-			}
+			at := time.Now()
 			e.mu.Lock()
 			id := ids.Event(t.id, keyOf(n))
 			e.accepted[id], e.owner[id] = at, t.id

@@ -63,7 +63,7 @@ func Effect(ctx context.Context, cfg Config) (*bench.Report, error) {
 				return err
 			}
 		}
-		w, err := r.startWhole(ctx, r.ProviderRate)
+		w, err := r.startWhole(ctx, wholeConfig{rate: r.ProviderRate})
 		if err != nil {
 			return err
 		}

@@ -17,21 +17,33 @@ import (
 // unlimited is a provider's rate that nothing here reaches.
 const unlimited = 100_000
 
-// whole is the whole platform in this process, with a provider that sends
-// nothing.
+// wholeConfig is how the platform is started.
+type wholeConfig struct {
+	rate      float64 // requests a second that the provider takes
+	requests  int     // how many of them it remembers; default 1,000
+	processes int     // that dispatch, beside this one; 0 or 1: this one does
+	workers   int     // of the marketing rail over all processes; 0: the setting's, in each
+}
+
+// whole is the whole platform in this process, or with its dispatch in
+// processes of their own, and a provider that sends nothing.
 type whole struct {
 	*app.App
 	provider *sandbox.Server
 	secret   string // signs what the provider reports
+	set      app.Settings
+	children []*child
 }
 
-// startWhole starts all roles against a sandbox that takes rate requests a
-// second.
-func (r *run) startWhole(ctx context.Context, rate float64) (*whole, error) {
+// startWhole starts all roles against a sandbox.
+func (r *run) startWhole(ctx context.Context, cfg wholeConfig) (*whole, error) {
 	w := &whole{}
 	const key = "re_bench"
+	if cfg.requests == 0 {
+		cfg.requests = 1000
+	}
 	var err error
-	w.provider, err = sandbox.New(sandbox.Config{Rate: max(1, int(rate)), APIKeys: []string{key}, MaxReceipts: 4 << 20, MaxRequests: 1000, MaxContents: 10,
+	w.provider, err = sandbox.New(sandbox.Config{Rate: max(1, int(cfg.rate)), APIKeys: []string{key}, MaxReceipts: 4 << 20, MaxRequests: cfg.requests, MaxContents: 10,
 		Webhook: sandbox.WebhookConfig{DeliveryDelay: 50 * time.Millisecond}},
 		sandbox.Deps{Logger: r.Log})
 	if err != nil {
@@ -40,19 +52,48 @@ func (r *run) startWhole(ctx context.Context, rate float64) (*whole, error) {
 	if err := w.provider.Start(ctx); err != nil {
 		return nil, fmt.Errorf("start the provider sandbox: %w", err)
 	}
-	set := r.set
-	set.ResendURL, set.ResendKey, set.ResendRate = w.provider.URL(), key, rate
+	w.set = r.set
+	w.set.ResendURL, w.set.ResendKey, w.set.ResendRate = w.provider.URL(), key, cfg.rate
 	w.secret = signature.NewSecret().Reveal()
-	set.ResendSecrets = []string{w.secret}
-	set.WebhookKey = seal.NewKey()
-	if w.App, err = app.Start(ctx, set, app.AllRoles(), r.Log); err != nil {
+	w.set.ResendSecrets = []string{w.secret}
+	w.set.WebhookKey = seal.NewKey()
+	if cfg.workers > 0 {
+		w.set.Workers = cfg.workers
+	}
+	roles := app.AllRoles()
+	roles.Dispatch = cfg.processes < 2
+	if w.App, err = app.Start(ctx, w.set, roles, r.Log); err != nil {
 		return nil, errors.Join(err, w.stop())
+	}
+	if !roles.Dispatch {
+		if err := w.startChildren(ctx, r.Config, cfg); err != nil {
+			return nil, errors.Join(err, w.stop())
+		}
 	}
 	return w, nil
 }
 
+// wait waits for a moment, unless something of the platform fails meanwhile.
+func (w *whole) wait(ctx context.Context, d time.Duration) error {
+	for _, c := range w.children {
+		select {
+		case <-c.ended:
+			return fmt.Errorf("a dispatch process ended: %s", c.lastWords())
+		default:
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-w.Failed():
+		return fmt.Errorf("a role ended: %w", err)
+	case <-time.After(d):
+		return nil
+	}
+}
+
 func (w *whole) stop() error {
-	var errs []error
+	errs := []error{w.stopChildren()}
 	if w.App != nil {
 		errs = append(errs, w.Stop())
 	}
