@@ -43,6 +43,9 @@ func TestAccountingAddsUpWhateverHappens(t *testing.T) {
 					o := rapid.SampledFrom(outcomes).Draw(r, "outcome")
 					d.exec(`UPDATE messaging.blast_recipients SET outcome = $4, reason = $5 WHERE blast_id = $1 AND position >= $2 AND position < $3`,
 						b.ID, from, min(fed, from+rapid.IntRange(1, 10).Draw(r, "many")), o, map[bool]any{true: "why", false: nil}[rapid.Bool().Draw(r, "reason") && o != nil])
+					if o == nil { // a replay, which opens an ended blast again
+						d.exec(`UPDATE messaging.blasts SET state = 'running', finished_at = NULL WHERE blast_id = $1 AND state = 'done'`, b.ID)
+					}
 				}
 			case "marks":
 				if fed > 0 {
