@@ -43,6 +43,7 @@ type Config struct {
 	SettleLeast time.Duration // before which nearly all must have one: deliveries are reported at once, bounces a minute later; default 2 min
 	SettleFor   time.Duration // longest it waits for that; default 15 min
 	Watch       time.Duration // how often the outcomes of running blasts are judged; default 2 s
+	Measure     time.Duration // how often the blasts are looked over for the metrics; default 10 s
 	Breaker     blast.Breaker // when outcomes pause a blast, and a tenant
 }
 
@@ -53,6 +54,8 @@ type Deps struct {
 	Kafka kafka.Config
 	Sink  outbox.Sink
 	Log   *slog.Logger
+
+	Metrics *Metrics // nil: not measured
 }
 
 // Feeder feeds one channel's marketing rail.
@@ -101,6 +104,9 @@ func New(cfg Config, deps Deps) (*Feeder, error) {
 	}
 	if cfg.Watch == 0 {
 		cfg.Watch = 2 * time.Second
+	}
+	if cfg.Measure == 0 {
+		cfg.Measure = 10 * time.Second
 	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
@@ -216,8 +222,10 @@ ORDER BY t <= $2, t`
 // blast or a paused sender still holds counts too: it comes back into the topic
 // by itself, and a blast that is paused and resumed again and again must not
 // fill it with more each time.
-const standingSQL = `SELECT count(*) FILTER (WHERE j.state IN ('in_topic', 'claimed') OR j.reason IN ('sender_paused', 'sender_unverified')
-    OR j.reason = 'blast_paused' AND EXISTS (SELECT FROM messaging.blasts b WHERE b.blast_id = (j.payload -> 'messages' -> 0 ->> 'blast_id')::uuid AND b.state <> 'paused'))
+const standingCount = `count(*) FILTER (WHERE j.state IN ('in_topic', 'claimed') OR j.reason IN ('sender_paused', 'sender_unverified')
+    OR j.reason = 'blast_paused' AND EXISTS (SELECT FROM messaging.blasts b WHERE b.blast_id = (j.payload -> 'messages' -> 0 ->> 'blast_id')::uuid AND b.state <> 'paused'))`
+
+const standingSQL = `SELECT ` + standingCount + `
 FROM core.processed_jobs j WHERE j.id_time > now() - interval '40 days' AND j.worker = $1 AND j.tenant_id = $2 AND j.state IN ('in_topic', 'claimed', 'held')`
 
 // feed makes one batch of a tenant; false where there is none to make now.

@@ -19,7 +19,8 @@ const foldEvery = 5 * time.Second
 func (f *Feeder) tend(ctx context.Context) {
 	tick := time.NewTicker(min(f.cfg.Watch, 500*time.Millisecond))
 	defer tick.Stop()
-	var watched, folded time.Time
+	defer f.deps.Metrics.clear(f.cfg.Channel) // another process feeds it now, and says how it stands
+	var watched, folded, measured time.Time
 	for {
 		f.try(ctx, "begin scheduled blasts", func(ctx context.Context) error {
 			_, err := f.blasts.Due(ctx, f.cfg.Channel)
@@ -36,6 +37,10 @@ func (f *Feeder) tend(ctx context.Context) {
 				_, err := f.blasts.Fold(ctx)
 				return err
 			})
+		}
+		if f.deps.Metrics != nil && time.Since(measured) >= f.cfg.Measure {
+			measured = time.Now()
+			f.try(ctx, "look over the blasts", f.measure)
 		}
 		select {
 		case <-ctx.Done():
@@ -76,6 +81,7 @@ func (f *Feeder) watch(ctx context.Context) error {
 }
 
 func (f *Feeder) tell(id, tenant uuid.UUID, reason string, o blast.Outcomes) {
+	f.deps.Metrics.tripped(f.cfg.Channel, reason)
 	f.deps.Log.Error("blast is paused for its outcomes", "blast_id", id, "tenant_id", tenant, "reason", reason,
 		"outcomes", o.Reported, "bounced", o.Bounced, "complained", o.Complained)
 }

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/softcrum/carril/dispatcher/bucket"
+	"github.com/softcrum/carril/dispatcher/feeder"
 	"github.com/softcrum/carril/dispatcher/provider"
 	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
@@ -58,6 +59,7 @@ type bench struct {
 	tenant   uuid.UUID
 
 	trimAfter time.Duration // of the sweep; 0: its default
+	metrics   *feeder.Metrics
 
 	mu  sync.Mutex
 	seq int

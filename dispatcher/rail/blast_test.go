@@ -4,12 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -269,7 +275,19 @@ func TestABlastOfBadAddressesIsPausedEarly(t *testing.T) {
 	b := newBench(t)
 	b.statuses()
 	c := b.campaign(3_000, nil)
-	b.feed(func(f *feeder.Config) { f.Watch = 50 * time.Millisecond })
+	reg := prometheus.NewRegistry()
+	b.metrics = feeder.NewMetrics(reg, []string{"email"})
+	shows := func(what string, lines ...string) {
+		t.Helper()
+		b.eventually("the metrics show "+what, func() bool {
+			text := exposed(t, reg)
+			return !slices.ContainsFunc(lines, func(l string) bool { return !strings.Contains(text, l+"\n") })
+		})
+	}
+	unfed := b.feed(func(f *feeder.Config) { f.Watch, f.Measure = 50*time.Millisecond, 50*time.Millisecond })
+	shows("five batches that nobody takes", `carril_blasts{channel="email",state="running"} 1`, `carril_blast_recipients_pending{channel="email",state="running"} 3000`,
+		`carril_feeder_credits_used{channel="email"} 5`, `carril_feeder_credits_used_most{channel="email"} 5`, `carril_feeder_credits_limit{channel="email"} 50`,
+		`carril_blast_drain_seconds{channel="email"} +Inf`)
 	b.start(setup{rail: schemas.RailMarketing})
 	reported := func() int64 {
 		rep, err := c.store.Report(t.Context(), b.tenant, c.id)
@@ -286,6 +304,9 @@ func TestABlastOfBadAddressesIsPausedEarly(t *testing.T) {
 		}
 	}
 	b.eventually("the deliveries are reported", func() bool { return reported() == 458 })
+	shows("who has no outcome yet", `carril_blast_sends{channel="email",outcome="reported"} 458`, `carril_blast_sends{channel="email",outcome="unreported"} 42`,
+		`carril_feeder_credits_used{channel="email"} 0`, `carril_blast_trips_total{channel="email",reason="bounces"} 0`)
+	require.NotContains(t, exposed(t, reg), b.tenant.String())
 	time.Sleep(500 * time.Millisecond) // it must not go on: there is nothing to wait for but time
 	require.Equal(t, int64(500), c.get().Progress.Sent)
 	for i, send := range first {
@@ -299,6 +320,25 @@ func TestABlastOfBadAddressesIsPausedEarly(t *testing.T) {
 	require.GreaterOrEqual(t, got.Progress.Sent, int64(500))
 	require.LessOrEqual(t, got.Progress.Sent, int64(1_000))
 	require.Empty(t, b.fake.twice())
+	shows("the breaker", `carril_blast_trips_total{channel="email",reason="bounces"} 1`, `carril_blasts{channel="email",state="paused"} 1`, `carril_blasts{channel="email",state="running"} 0`,
+		`carril_blast_drain_seconds{channel="email"} 0`)
+	b.exec(`UPDATE messaging.blasts SET state = 'running', judged_from = now() WHERE blast_id = $1`, c.id)
+	b.exec(`INSERT INTO messaging.tenant_rails (tenant_id, channel, rail, paused_at, paused_by) VALUES ($1, 'email', 'marketing', now(), 'breaker')
+ON CONFLICT (tenant_id, channel, rail) DO UPDATE SET paused_at = now(), paused_by = 'breaker'`, b.tenant)
+	shows("a stopped tenant", `carril_blasts{channel="email",state="held"} 1`, `carril_blast_tenants_stopped{channel="email"} 1`)
+	unfed()
+	text := exposed(t, reg)
+	require.Contains(t, text, `carril_blasts{channel="email",state="held"} 0`, "whoever feeds it now says how it stands")
+	require.Contains(t, text, `carril_blast_trips_total{channel="email",reason="bounces"} 1`)
+}
+
+// exposed is what a scrape of the registry gives.
+func exposed(t *testing.T, reg *prometheus.Registry) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(reg, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+	return w.Body.String()
 }
 
 // Two blasts of one tenant: the small one does not wait behind the large one.

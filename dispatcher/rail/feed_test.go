@@ -32,7 +32,7 @@ func (b *bench) feed(edit func(*feeder.Config)) (stop func()) {
 	if edit != nil {
 		edit(&cfg)
 	}
-	f, err := feeder.New(cfg, feeder.Deps{Pool: pool, Store: store, Kafka: b.kafka, Sink: outbox.ClientSink{Client: b.producer}, Log: testkit.Logger(b.t)})
+	f, err := feeder.New(cfg, feeder.Deps{Pool: pool, Store: store, Kafka: b.kafka, Sink: outbox.ClientSink{Client: b.producer}, Log: testkit.Logger(b.t), Metrics: b.metrics})
 	require.NoError(b.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/softcrum/carril/dispatcher/blast"
 	"github.com/softcrum/carril/dispatcher/feeder"
 	"github.com/softcrum/carril/dispatcher/lane"
 	"github.com/softcrum/carril/dispatcher/rail"
@@ -49,9 +50,9 @@ func (a *App) startMaintain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	depths := rail.NewDepthMetrics(a.reg, a.set.Channels)
+	depths, feeding := rail.NewDepthMetrics(a.reg, a.set.Channels), feeder.NewMetrics(a.reg, a.set.Channels)
 	for _, channel := range a.set.Channels {
-		if err := a.startSweepAndFeeder(ctx, d, channel); err != nil {
+		if err := a.startSweepAndFeeder(ctx, d, channel, feeding); err != nil {
 			return err
 		}
 		if err := a.startMonitor(d, channel, depths); err != nil {
@@ -108,7 +109,7 @@ func (a *App) startMonitor(d *dispatching, channel string, depths *rail.DepthMet
 
 // startSweepAndFeeder moves what no rail worker moves: expired leases, parked
 // jobs, credits; and brings marketing messages to their rail.
-func (a *App) startSweepAndFeeder(ctx context.Context, d *dispatching, channel string) error {
+func (a *App) startSweepAndFeeder(ctx context.Context, d *dispatching, channel string, metrics *feeder.Metrics) error {
 	pool, err := a.pool(ctx, "sweep "+channel, a.set.direct(), 8)
 	if err != nil {
 		return err
@@ -131,8 +132,9 @@ func (a *App) startSweepAndFeeder(ctx context.Context, d *dispatching, channel s
 	if stores[schemas.RailMarketing] == nil {
 		return nil
 	}
-	feed, err := feeder.New(feeder.Config{Channel: channel, Holder: owner(), Batch: d.batch(channel)}, feeder.Deps{Pool: pool, Store: stores[schemas.RailMarketing],
-		Kafka: a.kafka, Sink: a.sink(), Log: a.log})
+	cfg := a.set.feeding()
+	cfg.Channel, cfg.Holder, cfg.Batch = channel, owner(), d.batch(channel)
+	feed, err := feeder.New(cfg, feeder.Deps{Pool: pool, Store: stores[schemas.RailMarketing], Kafka: a.kafka, Sink: a.sink(), Log: a.log, Metrics: metrics})
 	if err != nil {
 		return err
 	}
@@ -151,5 +153,33 @@ func (a *App) startMatcher(ctx context.Context) error {
 	a.stack.Go(lifecyclePart("matcher", func(ctx context.Context) error {
 		return lane.Run(ctx, lane.Config{Name: "matcher", Holder: owner()}, lane.Deps{Pool: pool, Sink: a.sink(), Topic: a.kafka.Topic, Log: a.log}, m.Run)
 	}))
+	return nil
+}
+
+// feeding is what the settings say of blasts.
+func (s *Settings) feeding() feeder.Config {
+	return feeder.Config{InTopic: s.FeederBatches, SettleAfter: s.BlastFirst, SettleShare: s.BlastFirstShare, SettleFor: s.BlastFirstWait,
+		Breaker: blast.Breaker{Bounces: s.BlastBounces, Complaints: s.BlastComplaints, Trips: s.BlastTrips}}
+}
+
+// validateBlasts checks what feeding takes. Nothing is 0: the parts would read it
+// as their default.
+func (s *Settings) validateBlasts() error {
+	for name, share := range map[string]float64{"blast-bounces": s.BlastBounces, "blast-complaints": s.BlastComplaints, "blast-first-share": s.BlastFirstShare} {
+		if !(share > 0 && share <= 1) { // NaN is neither
+			return configError(name, "is not above 0 and at most 1")
+		}
+	}
+	for name, n := range map[string]int{"blast-trips": s.BlastTrips, "blast-first": s.BlastFirst} {
+		if n != -1 && n < 1 {
+			return configError(name, "is neither positive nor -1")
+		}
+	}
+	switch {
+	case s.BlastFirstWait < time.Second:
+		return configError("blast-first-wait", "is below 1s")
+	case s.FeederBatches < 1 || s.FeederBatches > 1000:
+		return configError("feeder-batches", "is not within 1 and 1000")
+	}
 	return nil
 }

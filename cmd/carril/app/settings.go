@@ -78,6 +78,13 @@ type Settings struct {
 	SMTPDayQuota     int           `name:"smtp-day-quota" env:"CARRIL_SMTP_DAY_QUOTA" default:"0" help:"Messages that the mail relay takes a UTC day; 0 is no limit." group:"messaging"`
 	SMSDayQuota      int           `name:"sms-day-quota" env:"CARRIL_SMS_DAY_QUOTA" default:"0" help:"Text messages that the account may send a UTC day; 0 is no limit." group:"messaging"`
 	QuotaReserve     float64       `name:"quota-reserve" env:"CARRIL_QUOTA_RESERVE" default:"0.1" help:"Share of every quota that marketing leaves to transactional messages, from 0 to below 1." group:"messaging"`
+	BlastBounces     float64       `name:"blast-bounces" env:"CARRIL_BLAST_BOUNCES" default:"0.04" help:"Share of a blast's sends with an outcome that may bounce; above it the blast is paused." group:"messaging"`
+	BlastComplaints  float64       `name:"blast-complaints" env:"CARRIL_BLAST_COMPLAINTS" default:"0.001" help:"The same for complaints." group:"messaging"`
+	BlastTrips       int           `name:"blast-trips" env:"CARRIL_BLAST_TRIPS" default:"3" help:"Pauses like that of a tenant's blasts within a week that stop its marketing; -1: never." group:"messaging"`
+	BlastFirst       int           `name:"blast-first" env:"CARRIL_BLAST_FIRST" default:"500" help:"Messages of a blast after which it waits for their outcomes; -1: it never waits." group:"messaging"`
+	BlastFirstShare  float64       `name:"blast-first-share" env:"CARRIL_BLAST_FIRST_SHARE" default:"0.8" help:"Share of these that must have an outcome once two minutes have passed; before, nearly all." group:"messaging"`
+	BlastFirstWait   time.Duration `name:"blast-first-wait" env:"CARRIL_BLAST_FIRST_WAIT" default:"15m" help:"Longest that a blast waits for them." group:"messaging"`
+	FeederBatches    int           `name:"feeder-batches" env:"CARRIL_FEEDER_BATCHES" default:"50" help:"Batches of marketing that a tenant may have in the topic at once." group:"messaging"`
 	LatencyBudget    time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
 	Workers          int           `name:"marketing-workers" env:"CARRIL_MARKETING_WORKERS" default:"16" help:"Requests of a channel's marketing rail that one process has on their way at once." group:"messaging"`
 	WebhookKey       string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
@@ -182,7 +189,7 @@ func (s *Settings) Validate() error {
 			return configError("trusted-proxies", "has %q, which is no CIDR range", p)
 		}
 	}
-	if err := errors.Join(s.validateProviders(), s.validateSecrets()); err != nil {
+	if err := errors.Join(s.validateProviders(), s.validateBlasts(), s.validateSecrets()); err != nil {
 		return err
 	}
 	if s.StorageURL != "" {
