@@ -42,7 +42,8 @@ func TestFairness(t *testing.T) {
 		for range 60 {
 			b.enqueueBatch(b.tenant, 2, nil)
 		}
-		b.start(setup{rate: rate})
+		codes, _ := b.start(setup{rate: rate})
+		<-codes.Ready() // a code that waits for its worker to join waits behind nobody
 		b.start(setup{rail: schemas.RailMarketing, rate: rate})
 		b.eventually("the blast runs", func() bool { n, _ := b.fake.count(); return n > 5 })
 		for range 4 {
