@@ -41,7 +41,7 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 		"AllOfTheQuota":       {args: []string{"config", "--quota-reserve=1"}, says: "quota-reserve"},
 		"ReserveNaN":          {env: map[string]string{"CARRIL_QUOTA_RESERVE": "NaN"}, args: []string{"config"}, says: "quota-reserve"},
 		"RelayRateNaN":        {args: []string{"config", "--smtp-rate=NaN"}, says: "smtp-rate"},
-		"NoWorkers":           {args: []string{"config", "--marketing-workers=-1"}, says: "marketing-workers"},
+		"NoWorkers":           {args: []string{"config", "--marketing-workers=0"}, says: "marketing-workers"},
 		"RateZero":            {args: []string{"config", "--resend-rate=0"}, says: "resend-rate"},
 		"DurationWithoutUnit": {args: []string{"config", "--latency-budget=5"}, says: "latency-budget"},
 		"BrokerWithoutPort":   {args: []string{"config", "--kafka-brokers=kafka"}, says: "kafka-brokers"},

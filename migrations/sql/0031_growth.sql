@@ -1,4 +1,8 @@
 -- +goose Up
+-- What waits has its place in the line in not_before, which the index of open jobs
+-- keeps; what came before has none, and would stay behind all that comes.
+UPDATE core.processed_jobs SET not_before = id_time WHERE id_time > now() - interval '40 days' AND state = 'waiting' AND not_before IS NULL;
+
 -- What is written for every message and was never removed. The rows stand about
 -- in the order of their time, so that a summary of each range of pages finds the
 -- old ones, and costs a write next to nothing.

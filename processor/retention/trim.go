@@ -78,7 +78,7 @@ func (j *Job) trim(ctx context.Context, res *Result) error {
 	if err != nil {
 		return j.counted(fmt.Errorf("read how long tenants keep: %w", err))
 	}
-	oldest := j.now().UTC()
+	oldest := j.now().UTC().AddDate(0, -j.cfg.LookupMonths, 0)
 	for _, t := range tenants {
 		if before := j.horizon(t); before.Before(oldest) {
 			oldest = before

@@ -168,7 +168,7 @@ func (s *Settings) Validate() error {
 		return configError("resend-rate", "must be a positive number of requests a second")
 	case s.LatencyBudget < 100*time.Millisecond:
 		return configError("latency-budget", "is below 100ms")
-	case s.Workers < 0 || s.Workers > 1024: // 0 is the rail's own
+	case s.Workers < 1 || s.Workers > 1024:
 		return configError("marketing-workers", "must be 1 to 1024")
 	case s.Drain < time.Second:
 		return configError("drain", "is below 1s")

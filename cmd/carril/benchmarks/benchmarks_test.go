@@ -41,7 +41,7 @@ func tiny(t *testing.T) Config {
 	return Config{
 		Settings: app.Settings{KafkaBrokers: broker.Brokers, KafkaPrefix: broker.Prefix, RegistryURL: testkit.Registry(t), PostgresURL: testkit.Postgres(t),
 			RedisURL: redis, RedisPrefix: keys, StorageURL: "file://" + t.TempDir(), Channels: []string{"email"}, ResendURL: "http://127.0.0.1:1", ResendRate: 5, AuthFailures: 30,
-			BlastBounces: 0.04, BlastComplaints: 0.001, BlastTrips: 3, BlastFirst: 500, BlastFirstShare: 0.8, BlastFirstWait: 15 * time.Minute, FeederBatches: 50,
+			BlastBounces: 0.04, BlastComplaints: 0.001, BlastTrips: 3, BlastFirst: 500, BlastFirstShare: 0.8, BlastFirstWait: 15 * time.Minute, FeederBatches: 50, Workers: 16,
 			LatencyBudget: 5 * time.Second, Drain: 10 * time.Second, Addr: "127.0.0.1:0", OpsAddr: "127.0.0.1:0"},
 		Duration: 800 * time.Millisecond, Connections: 4, Log: testkit.Logger(t),
 	}
