@@ -21,6 +21,7 @@ type sandboxCmd struct {
 	Latency       time.Duration `help:"Added to every accepted request."`
 	WebhookURL    string        `help:"Where signed webhooks go; none when empty."`
 	WebhookSecret string        `env:"CARRIL_SANDBOX_WEBHOOK_SECRET" help:"Their signing secret (whsec_…)."`
+	WebhookSpeed  float64       `default:"1" help:"Divides the waits between the attempts of a webhook that is not taken: 5 s, 5 min, 30 min, …"`
 	TextToken     string        `env:"CARRIL_SANDBOX_TEXT_TOKEN" help:"Token of the text message API, which signs its callbacks; any of 16 characters when empty."`
 	CallbackFront string        `help:"Where callbacks of text messages go, instead of the host that they name: http://HOST:PORT."`
 	Faults        string        `help:"Faults that the first requests meet, as JSON; see below."`
@@ -66,7 +67,7 @@ func (c sandboxCmd) Run(e *environment) error {
 		if err != nil {
 			return fmt.Errorf("%w: webhook-secret: %w", app.ErrConfig, err)
 		}
-		cfg.Webhook = sandbox.WebhookConfig{URL: c.WebhookURL, Secrets: []signature.Secret{secret}}
+		cfg.Webhook = sandbox.WebhookConfig{URL: c.WebhookURL, Secrets: []signature.Secret{secret}, Speed: c.WebhookSpeed}
 	}
 	s, err := sandbox.New(cfg, sandbox.Deps{Logger: e.log})
 	if err != nil {

@@ -59,7 +59,8 @@ func newCluster(t *testing.T) *cluster {
 	redis, redisPrefix := testkit.Redis(t)
 	c := &cluster{t: t, db: database{t, testkit.Postgres(t)}, apis: []string{testkit.Addr(t), testkit.Addr(t)}}
 	const secret = "whsec_Y2FycmlsLWUyZS1wcm92aWRlci1zZWNyZXQtMDE="
-	c.sandbox = start(t, []string{"CARRIL_SANDBOX_WEBHOOK_SECRET=" + secret}, "sandbox", "--rate", "2000", "--webhook-url", "http://"+c.apis[0]+"/v1/providers/resend/webhooks")
+	c.sandbox = start(t, []string{"CARRIL_SANDBOX_WEBHOOK_SECRET=" + secret}, "sandbox", "--rate", "2000", "--webhook-url", "http://"+c.apis[0]+"/v1/providers/resend/webhooks",
+		"--webhook-speed", "30") // 10 s after a second attempt, not 5 min: the door that they go to may be killed twice
 	c.env = []string{
 		"CARRIL_KAFKA_BROKERS=" + broker.Brokers[0], "CARRIL_KAFKA_PREFIX=" + broker.Prefix, "CARRIL_KAFKA_SINGLE_NODE=true",
 		"CARRIL_REGISTRY_URL=" + testkit.Registry(t), "CARRIL_POSTGRES_URL=" + c.db.url, "CARRIL_REDIS_URL=" + redis, "CARRIL_REDIS_PREFIX=" + redisPrefix,
