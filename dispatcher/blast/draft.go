@@ -42,6 +42,9 @@ func (s *Store) Create(ctx context.Context, tenant uuid.UUID, key string, c Chan
 	if c.Channel != nil {
 		b.Channel = *c.Channel
 	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	if err := s.apply(ctx, s.pool, b, c); err != nil {
 		return nil, err
 	}
@@ -81,6 +84,9 @@ func (c Change) hash() ([]byte, error) {
 
 // Update changes a draft.
 func (s *Store) Update(ctx context.Context, tenant, id uuid.UUID, c Change) (*Blast, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		b, err := read(ctx, tx, tenant, id, "FOR UPDATE")
 		if err != nil {
@@ -115,10 +121,10 @@ func said(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// apply lays a change over a blast and checks the outcome.
-func (s *Store) apply(ctx context.Context, db querier, b *Blast, c Change) error {
+// check refuses a change that no blast could have.
+func (c Change) check() error {
 	if c.Name != nil {
-		if b.Name = strings.TrimSpace(*c.Name); b.Name == "" || len(b.Name) > maxName || !plain(b.Name) {
+		if name := strings.TrimSpace(*c.Name); name == "" || len(name) > maxName || !plain(name) {
 			return refuse("invalid_field", "/name", fmt.Sprintf("A name is text of 1 to %d bytes.", maxName))
 		}
 	}
@@ -127,12 +133,30 @@ func (s *Store) apply(ctx context.Context, db querier, b *Blast, c Change) error
 		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || strings.Contains(string(c.Variables), `\u0000`) {
 			return refuse("invalid_field", "/variables", fmt.Sprintf("variables is an object of at most %d bytes, without NUL.", maxVariables))
 		}
-		b.Variables = c.Variables
 	}
 	if c.Audience != nil {
 		if err := c.Audience.check(); err != nil {
 			return err
 		}
+	}
+	if id := c.TemplateID; id != nil && !content.ValidID(*id) {
+		return refuse("invalid_field", "/template_id", fmt.Sprintf("template_id is 1 to %d of the letters, digits and ._-.", content.MaxID))
+	}
+	if v := c.TemplateVersion; v != nil && (*v < 1 || *v > 1<<31-1) {
+		return refuse("invalid_field", "/template_version", "template_version is 1 or more.")
+	}
+	return nil
+}
+
+// apply lays a change that was checked over a blast.
+func (s *Store) apply(ctx context.Context, db querier, b *Blast, c Change) error {
+	if c.Name != nil {
+		b.Name = strings.TrimSpace(*c.Name)
+	}
+	if c.Variables != nil {
+		b.Variables = c.Variables
+	}
+	if c.Audience != nil {
 		b.Audience = *c.Audience
 	}
 	if c.TemplateID == nil && c.TemplateVersion == nil {
@@ -140,9 +164,7 @@ func (s *Store) apply(ctx context.Context, db querier, b *Blast, c Change) error
 	}
 	version := 0
 	if c.TemplateVersion != nil {
-		if version = *c.TemplateVersion; version < 1 || version > 1<<31-1 {
-			return refuse("invalid_field", "/template_version", "template_version is 1 or more.")
-		}
+		version = *c.TemplateVersion
 	}
 	if c.TemplateID != nil {
 		b.TemplateID = *c.TemplateID

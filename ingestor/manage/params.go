@@ -99,7 +99,8 @@ func parseQuery(r *http.Request, list string, known []string) (*listQuery, *http
 }
 
 // parseParams reads a query that knows some parameters, each once and of at most
-// so many bytes.
+// so many bytes. One that is empty is refused, for it would filter nothing where
+// its writer meant something; an empty cursor is the first page's.
 func parseParams(r *http.Request, most int, known ...string) (url.Values, *httpserver.Problem) {
 	v, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -108,6 +109,9 @@ func parseParams(r *http.Request, most int, known ...string) (url.Values, *https
 	for name, values := range v {
 		if len(values) != 1 || !slices.Contains(known, name) {
 			return nil, badParameter("Known are " + strings.Join(known, ", ") + ", each once.")
+		}
+		if values[0] == "" && name != "cursor" {
+			return nil, badParameter(name + " is empty: leave it out, or say what it is.")
 		}
 		if len(values[0]) > most || !utf8.ValidString(values[0]) || strings.ContainsRune(values[0], 0) {
 			return nil, badParameter(fmt.Sprintf("%s has at most %d bytes of UTF-8 without NUL.", name, most))

@@ -97,6 +97,12 @@ func TestRuleRoutes(t *testing.T) {
 		status, body := put("acme", "no-id", receipt)
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		require.Contains(t, body, "invalid_rule")
+		// It begins now, so it would end before it begins.
+		status, body = put("acme", id, strings.Replace(receipt, "2031-01-01", "2001-01-01", 1))
+		require.Equal(t, http.StatusUnprocessableEntity, status, body)
+		require.Contains(t, body, `"pointer":"/valid_until"`)
+		_, body = d.call("acme", http.MethodGet, route, "/v1/core/rules/"+id, "")
+		require.Contains(t, body, `"version":2`)
 		status, _ = put("writer", id, receipt)
 		require.Equal(t, http.StatusForbidden, status)
 	})

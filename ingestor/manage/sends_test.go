@@ -243,13 +243,16 @@ func TestSendsList(t *testing.T) {
 	})
 	t.Run("RefusesParametersThatCannotBe", func(t *testing.T) {
 		for _, params := range [][]string{{"from", to, "to", from}, {"from", "yesterday", "to", to}, {"from", from, "to", to, "limit", "0"},
-			{"from", from, "to", to, "limit", "201"}, {"from", from, "to", to, "contact_id", "x"}, {"from", from, "to", to, "chanel", "email"}} {
+			{"from", from, "to", to, "limit", "201"}, {"from", from, "to", to, "contact_id", "x"}, {"from", from, "to", to, "chanel", "email"},
+			{"from", from, "to", to, "contact_id", ""}, {"from", from, "to", to, "channel", ""}, {"from", from, "to", to, "limit", ""}} {
 			status, body := d.list("acme", params...)
 			require.Equal(t, http.StatusBadRequest, status, params)
 			require.Contains(t, body, `"invalid_parameter"`)
 		}
 		status, _ := d.list("operator", "from", from, "to", to)
 		require.Equal(t, http.StatusForbidden, status)
+		status, body := d.list("acme", "from", from, "to", to, "cursor", "")
+		require.Equal(t, http.StatusOK, status, body)
 	})
 	t.Run("TakesNoCursorOfAnotherList", func(t *testing.T) {
 		cursor := read(t, "acme", "limit", "1").Next

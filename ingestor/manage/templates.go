@@ -79,8 +79,7 @@ func templateID(r *http.Request) (string, bool) {
 			return "", false
 		}
 	}
-	ok := id != "" && len(id) <= content.MaxID && strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
-	return id, ok
+	return id, content.ValidID(id)
 }
 
 func (m *Routes) getTemplate(ctx context.Context, r *http.Request, tenant uuid.UUID) (any, *httpserver.Problem, error) {

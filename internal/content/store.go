@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -19,6 +20,11 @@ const (
 	MaxSubject   = 2 << 10 // bytes
 	MaxBody      = 512 << 10
 )
+
+// ValidID says whether a template may have the id: letters, digits, dots, - and _.
+func ValidID(id string) bool {
+	return id != "" && len(id) <= MaxID && strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
+}
 
 // Errors of a Store.
 var (

@@ -178,11 +178,19 @@ func (r Rule) validate() error {
 			return err
 		}
 	}
-	if r.ValidFrom != nil && r.ValidUntil != nil && !r.ValidFrom.Before(*r.ValidUntil) {
-		return invalid("/valid_until", "valid_until lies after valid_from")
+	if err := r.window(); err != nil {
+		return err
 	}
 	if r.Cap != nil {
 		return r.Cap.validate()
+	}
+	return nil
+}
+
+// window refuses a rule that no event could meet.
+func (r Rule) window() error {
+	if r.ValidFrom != nil && r.ValidUntil != nil && !r.ValidFrom.Before(*r.ValidUntil) {
+		return invalid("/valid_until", "valid_until lies after valid_from, which is now where a later version does not say it")
 	}
 	return nil
 }

@@ -69,10 +69,14 @@ func (s *Store) Put(ctx context.Context, tenant uuid.UUID, r Rule) (*Rule, error
 		}
 		return insert(ctx, tx, tenant, compiled, before)
 	})
-	if err != nil && !errors.Is(err, ErrTooMany) {
+	if err != nil {
+		var invalid *Invalid
+		if errors.Is(err, ErrTooMany) || errors.As(err, &invalid) {
+			return nil, err
+		}
 		return nil, fmt.Errorf("write a rule: %w", err)
 	}
-	return compiled, err
+	return compiled, nil
 }
 
 // same says whether a rule says what its newest version says. A ValidFrom that
@@ -122,8 +126,11 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, coalesce($8::timestamptz, CASE WHEN $3::inte
 RETURNING created_at, CASE WHEN isfinite(valid_from) THEN valid_from END`
 	err = tx.QueryRow(ctx, sql, tenant, r.ID, r.Version, r.Name, r.EventName, r.Condition, actions, r.ValidFrom, r.ValidUntil, r.Enabled, count, window).
 		Scan(&r.CreatedAt, &r.ValidFrom)
+	if err != nil {
+		return err
+	}
 	r.utc()
-	return err
+	return r.window() // a later version begins now where it does not say when
 }
 
 // utc has times read as they are told: in UTC.

@@ -299,6 +299,10 @@ func TestBlastRoutes(t *testing.T) {
 		require.Equal(t, "running", step("resume", ""))
 		status, answer := c.call("acme", http.MethodPatch, blastRoute, at(id), `{"name":"late"}`)
 		require.Equal(t, "409 not_a_draft", fmt.Sprint(status, " ", codeOf(answer)))
+		for _, wrong := range []string{`{"template_id":"a b"}`, `{"template_version":0}`, `{"audience":{"type":"contacts","traits":[]}}`, `{"variables":[]}`} {
+			status, answer = c.call("acme", http.MethodPatch, blastRoute, at(id), wrong)
+			require.Equal(t, "422 invalid_field", fmt.Sprint(status, " ", codeOf(answer)), wrong)
+		}
 		require.Equal(t, "paused", step("pause", ""))
 		require.Equal(t, "cancelled", step("cancel", ""))
 		require.Equal(t, "cancelled", step("cancel", ""))
