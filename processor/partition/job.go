@@ -88,8 +88,10 @@ func (j *Job) runLogged(ctx context.Context) {
 		j.log.Error("partitions were not made", "error", err, "made", res.Made, "stray_rows", res.Stray, "moved", res.Moved)
 	case len(res.Stray) > 0:
 		j.log.Error("rows in DEFAULT partitions were moved: a partition had been missing", "stray_rows", res.Stray, "moved", res.Moved, "made", res.Made)
-	default:
+	case res.Made > 0:
 		j.log.Info("partitions are ahead", "made", res.Made)
+	default:
+		j.log.Debug("partitions are ahead", "made", 0)
 	}
 }
 

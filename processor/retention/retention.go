@@ -175,7 +175,10 @@ func (j *Job) Run(ctx context.Context) error {
 }
 
 func (j *Job) say(ctx context.Context, res Result, err error) {
-	level, attrs := slog.LevelInfo, []any{"dropped", res.Dropped, "due", res.Due, "detached", res.Open, "moved_rows", res.Moved, "removed_empty", res.Empty, "trimmed", res.Trimmed}
+	level, attrs := slog.LevelDebug, []any{"dropped", res.Dropped, "due", res.Due, "detached", res.Open, "moved_rows", res.Moved, "removed_empty", res.Empty, "trimmed", res.Trimmed}
+	if len(res.Dropped)+res.Due+res.Open+res.Empty+len(res.Trimmed) > 0 || res.Moved > 0 {
+		level = slog.LevelInfo
+	}
 	if len(res.Held) > 0 {
 		level, attrs = slog.LevelWarn, append(attrs, "held", res.Held)
 	}
