@@ -4,12 +4,7 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -191,87 +186,14 @@ func TestFaultLateStatement(t *testing.T) {
 	f.judge()
 }
 
-// TestFaultDiskFull is F23: the database's table space is full (53100). The stages
-// wait, put nothing aside, and go on where there is room again.
-func TestFaultDiskFull(t *testing.T) {
-	f := newFaultRun(t, "F23 table space")
-	dir, err := os.MkdirTemp("/var/tmp", "carril-space-") // PostgreSQL's user must reach it
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-	space := filepath.Join(dir, "space")
-	require.NoError(t, os.Mkdir(space, 0o755))
-	need := f.db.count(`SELECT (pg_database_size(current_database()) >> 20)::int`) + 12
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", fmt.Sprintf("size=%dm", need), "tmpfs", space).CombinedOutput(); err != nil {
-		skip(t, "F23", fmt.Sprintf("no tmpfs may be mounted here: %s", strings.TrimSpace(string(out))))
-	}
-	name := dbName(t, f.db.url)
-	admin := &cluster{t: t, db: database{t, strings.Replace(f.db.url, "/"+name, "/postgres", 1)}}
-	t.Cleanup(func() {
-		for _, p := range f.procs {
-			p.kill()
-		}
-		admin.exec(`DROP DATABASE IF EXISTS ` + name + ` WITH (FORCE)`)
-		admin.exec(`DROP TABLESPACE IF EXISTS ` + name + `_space`)
-		if out, err := exec.Command("umount", space).CombinedOutput(); err != nil {
-			t.Errorf("umount: %s", out)
-		}
-	})
-	info, err := os.Stat(fmt.Sprintf("/proc/%d", f.parts.pid("postgres")))
-	require.NoError(t, err)
-	owner := info.Sys().(*syscall.Stat_t)
-	require.NoError(t, os.Chown(space, int(owner.Uid), int(owner.Gid)))
-	admin.exec(`CREATE TABLESPACE ` + name + `_space LOCATION '` + space + `'`)
-	admin.exec(`ALTER DATABASE ` + name + ` SET TABLESPACE ` + name + `_space`)
-	f.ingest(0)
-	stages := f.stages("p0")
-	l := f.load(1, 16, time.Millisecond)
-	eventually(t, 2*time.Minute, func() bool { return strings.Contains(stages.log.String(), "53100") }, func() string { return "the table space is full" })
-	f.awaitAcked(200) // the front door goes on
-	require.Zero(t, f.db.count(`SELECT count(*) FROM core.dead_letters`))
-	out, err := exec.Command("mount", "-o", fmt.Sprintf("remount,size=%dm", need+400), space).CombinedOutput()
-	require.NoError(t, err, string(out))
-	f.heal()
-	l.stop()
-	f.book.Promise("refusals for a full disk", 1, strings.Count(stages.log.String(), "53100"))
-	f.figure("%d refusals with 53100", strings.Count(stages.log.String(), "53100"))
-	f.judge()
-	require.Zero(t, f.db.count(`SELECT count(*) FROM core.dead_letters`))
-}
-
 // TestFaultFailover is F19's second half: the primary dies, its asynchronous
 // replica is promoted. What the replica had not got yet is read again from Kafka,
 // for the positions went back with the rows.
 func TestFaultFailover(t *testing.T) {
 	f := newFaultRun(t, "F19 failover")
-	bin := filepath.Dir(pgBinary(t, f.parts))
-	dir, err := os.MkdirTemp("/var/tmp", "carril-replica-")
-	require.NoError(t, err)
-	info, err := os.Stat(fmt.Sprintf("/proc/%d", f.parts.pid("postgres")))
-	require.NoError(t, err)
-	owner := info.Sys().(*syscall.Stat_t)
-	require.NoError(t, os.Chown(dir, int(owner.Uid), int(owner.Gid)))
-	as := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}, Pdeathsig: syscall.SIGINT}
-	u, err := url.Parse(f.db.url)
-	require.NoError(t, err)
-	base := exec.Command(filepath.Join(bin, "pg_basebackup"), "-h", u.Hostname(), "-p", u.Port(), "-U", "postgres", "-D", dir+"/data", "-R", "-X", "stream", "-c", "fast", "--no-sync")
-	base.SysProcAttr, base.Dir = as, "/"
-	out, err := base.CombinedOutput()
-	require.NoError(t, err, string(out))
-	addr := testkit.Addr(t)
-	port := addr[strings.LastIndexByte(addr, ':')+1:]
-	replica := exec.Command(filepath.Join(bin, "postgres"), "-D", dir+"/data", "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-		"-c", "max_connections=300", "-c", "max_locks_per_transaction=128", "-c", "shared_buffers=128MB")
-	replica.SysProcAttr, replica.Dir = as, "/"
-	require.NoError(t, replica.Start())
-	t.Cleanup(func() {
-		_ = replica.Process.Signal(syscall.SIGINT)
-		_ = replica.Wait()
-		_ = os.RemoveAll(dir)
-	})
-	second := database{t, strings.Replace(f.db.url, u.Host, addr, 1)}
-	eventually(t, time.Minute, func() bool { n, err := second.tryCount(`SELECT 1`); return err == nil && n == 1 }, func() string { return "the replica answers" })
-
+	replica := f.copyPostgres("-R")
+	replica.start()
+	second := replica.db
 	f.ingest(0) // its keys are in its memory; the primary's address stays its own
 	f.stages("p0")
 	l := f.load(1, 8, 5*time.Millisecond)
@@ -287,7 +209,7 @@ func TestFaultFailover(t *testing.T) {
 	lost := f.db.count(rows) - second.count(rows)
 	f.endLooks() // positions go back: that is the point
 	(&cluster{t: t, db: second}).exec(`SELECT pg_promote()`)
-	f.proxy.Retarget(addr)
+	f.proxy.Retarget(replica.addr)
 	f.proxy.Pass()
 	f.db = second
 	f.heal()
@@ -297,12 +219,4 @@ func TestFaultFailover(t *testing.T) {
 	f.figure("%d rows were lost with the primary, and read again", lost)
 	f.since = f.healed
 	f.judge()
-}
-
-// pgBinary is the server's own program.
-func pgBinary(t *testing.T, p parts) string {
-	t.Helper()
-	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.pid("postgres")) + "/exe")
-	require.NoError(t, err)
-	return exe
 }
