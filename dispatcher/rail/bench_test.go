@@ -541,6 +541,33 @@ func (b *bench) forgetGroup(r string) {
 	})
 }
 
+// deleteRecords deletes all that stands in a topic, as a broker does with what has
+// grown too old.
+func (b *bench) deleteRecords(topic string) {
+	b.t.Helper()
+	adm := kadm.NewClient(b.producer)
+	ends, err := adm.ListEndOffsets(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	deleted, err := adm.DeleteRecords(context.Background(), ends.Offsets())
+	require.NoError(b.t, err)
+	require.NoError(b.t, deleted.Error())
+	require.Zero(b.t, b.standing(topic))
+}
+
+func (b *bench) topicConfig(topic, key string) string {
+	b.t.Helper()
+	got, err := kadm.NewClient(b.producer).DescribeTopicConfigs(context.Background(), b.kafka.Topic(topic))
+	require.NoError(b.t, err)
+	require.Len(b.t, got, 1)
+	require.NoError(b.t, got[0].Err)
+	for _, c := range got[0].Configs {
+		if c.Key == key {
+			return c.MaybeValue()
+		}
+	}
+	return ""
+}
+
 // settled waits until so many members share the transactional rail.
 func (b *bench) settled(members int) {
 	b.t.Helper()

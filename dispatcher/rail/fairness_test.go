@@ -7,9 +7,13 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/dispatcher/rail"
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -52,7 +56,45 @@ func TestFairness(t *testing.T) {
 		require.Less(t, b.batches("sent"), 60, "the blast was hungry all the while")
 	})
 
-	// I21, I50
+	// I50, whole: the partitions of a real broker, the slowest rate, and every backlog
+	// as urgent as the code. A turn of all tenants is twenty requests.
+	t.Run("ToACodeBesideTwentyBacklogsOfCodes", func(t *testing.T) {
+		t.Parallel()
+		b := newBenchOf(t, false)
+		credits := func(c *sends.Config) { c.Credits = 8 }
+		b.sweepWith(credits)
+		var backlog []job
+		for i := range 20 {
+			tenant := b.addTenant(fmt.Sprintf("a%d", i))
+			for j := range 10 {
+				state := "waiting"
+				if j < 8 {
+					state = "in_topic"
+				}
+				backlog = append(backlog, job{tenant: tenant, contact: ids.New(), state: state})
+			}
+		}
+		b.enqueue(backlog...)
+		partitions := map[int32]bool{}
+		for _, r := range b.readTopic(schemas.RailTopic("email", schemas.RailTransactional)) {
+			partitions[r.Partition] = true
+		}
+		require.Len(t, partitions, 6)
+		b.start(setup{rate: 5, store: credits})
+		b.eventually("everybody has had a turn", func() bool { n, _ := b.fake.count(); return n > 20 })
+		var before []int
+		sum := 0
+		for i := range 8 {
+			n := b.behind(b.addTenant(fmt.Sprintf("quiet%d", i)))
+			before, sum = append(before, n), sum+n
+		}
+		// Four are a second's. Behind a turn of all tenants, ten would be before each.
+		require.LessOrEqual(t, sum, 8*4, "%v", before)
+		done, _ := b.fake.count()
+		require.Less(t, done, 180, "the backlogs were there all the while")
+	})
+
+	// I21, and more tenants than a turn should take
 	for _, tenants := range []int{1, 20} {
 		t.Run(fmt.Sprintf("ToACodeBeside%dTransactionalBacklogs", tenants), func(t *testing.T) {
 			t.Parallel()
@@ -96,6 +138,23 @@ func TestFairness(t *testing.T) {
 	})
 }
 
+// alarms counts those of a kind.
+func alarms(t *testing.T, reg *prometheus.Registry, kind string) (n float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == "carril_rail_alarms_total" && l.GetName() == "kind" && l.GetValue() == kind {
+					n += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return n
+}
+
 // F12: members come and go while jobs run; nothing is lost and nobody gets a
 // message twice.
 func TestRebalance(t *testing.T) {
@@ -134,6 +193,75 @@ func TestReconcile(t *testing.T) {
 	b.await(3, "sent")
 	for _, id := range lost {
 		require.Equal(t, 1, b.fake.delivered(id))
+	}
+}
+
+// I6: a key is revoked for longer than anything of the broker's lives. The rails'
+// records are kept for as long as it takes; the group's offsets are not; and where
+// records are gone all the same, the rows still say what is owed.
+func TestRevokedForLongerThanTheBrokerKeeps(t *testing.T) {
+	t.Parallel()
+	rails := []string{schemas.RailTransactional, schemas.RailMarketing}
+	for name, gone := range map[string]bool{"TheGroups": false, "TheRecordsToo": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sweep()
+			for _, r := range rails {
+				require.Equal(t, "-1", b.topicConfig(schemas.RailTopic("email", r), "retention.ms"), "no time is long enough")
+			}
+			refused := func(int, provider.Request) (provider.Result, error) {
+				return provider.Result{}, &provider.Error{Class: provider.ClassConfiguration, Status: 401, Code: "invalid_api_key"}
+			}
+			b.fake.set(refused)
+			codes := b.enqueue(make([]job, 12)...)
+			var all []uuid.UUID
+			for range 2 {
+				_, in := b.enqueueBatch(b.tenant, 5, nil)
+				all = append(all, in...)
+			}
+			all = append(all, codes...)
+			reg := prometheus.NewRegistry()
+			metrics := rail.NewMetrics(reg, []string{"email"})
+			work := func() (stop func()) {
+				var stops []func()
+				for _, r := range rails {
+					_, stop := b.start(setup{rail: r, metrics: metrics, cfg: func(c *rail.Config) { c.Recheck = 50 * time.Millisecond }})
+					stops = append(stops, stop)
+				}
+				return func() {
+					for _, stop := range stops {
+						stop()
+					}
+				}
+			}
+			stop := work()
+			before := 0
+			refusedAgain := func() {
+				b.eventually("the key is refused", func() bool { n, _ := b.fake.count(); return n >= before+6 })
+				before, _ = b.fake.count()
+			}
+			refusedAgain()
+			stop()
+			for _, r := range rails {
+				b.forgetGroup(r)
+				if gone {
+					b.deleteRecords(schemas.RailTopic("email", r))
+				}
+			}
+			b.exec(`UPDATE core.processed_jobs SET updated_at = now() - interval '8 days' WHERE id_time > now() - interval '1 day' AND state = 'in_topic'`)
+			stop = work()
+			refusedAgain() // where the records are gone: of jobs that have come again
+			b.fake.set(nil)
+			b.await(14, "sent")
+			for _, id := range all {
+				require.Equal(t, 1, b.fake.delivered(id))
+			}
+			require.Zero(t, b.count(`SELECT count(*) FROM core.dead_letters`))
+			require.Zero(t, b.count(`SELECT count(*) FROM core.processed_jobs WHERE id_time > now() - interval '1 day' AND attempts > 1`), "a refused key is no attempt of the message's")
+			stop()
+			require.Equal(t, gone, alarms(t, reg, "missed") > 0)
+		})
 	}
 }
 
