@@ -246,7 +246,15 @@ type Metrics struct {
 	throttled *prometheus.CounterVec
 	factor    *prometheus.GaugeVec
 	away      prometheus.Gauge
+	used      *prometheus.GaugeVec
+	limit     *prometheus.GaugeVec
 }
+
+// What a quota is of, as the metrics' label has it.
+const (
+	periodDay   = "day"
+	periodMonth = "month"
+)
 
 // NewMetrics registers the limiters' metrics.
 func NewMetrics(reg prometheus.Registerer, providers []string) *Metrics {
@@ -255,10 +263,16 @@ func NewMetrics(reg prometheus.Registerer, providers []string) *Metrics {
 		throttled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "carril_bucket_throttled_total", Help: "429s of a provider, for its rate or a quota."}, []string{"provider", "kind"}),
 		factor:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_bucket_rate_factor", Help: "Share of the configured rate that is used, below 1 after a 429."}, []string{"provider"}),
 		away:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "carril_bucket_redis_away", Help: "1 while Redis gives no answer."}),
+		used:      prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_bucket_quota_used", Help: "Messages of this UTC day or month, as counted here or as the provider says."}, []string{"provider", "period"}),
+		limit:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "carril_bucket_quota_limit", Help: "Messages that the provider's account takes in a UTC day or month; 0 is no limit."}, []string{"provider", "period"}),
 	}
-	reg.MustRegister(m.asks, m.throttled, m.factor, m.away)
+	reg.MustRegister(m.asks, m.throttled, m.factor, m.away, m.used, m.limit)
 	for _, p := range providers {
 		m.factor.WithLabelValues(p).Set(1)
+		for _, period := range []string{periodDay, periodMonth} {
+			m.used.WithLabelValues(p, period)
+			m.limit.WithLabelValues(p, period)
+		}
 		for _, kind := range []string{"rate", "quota"} {
 			m.throttled.WithLabelValues(p, kind)
 		}

@@ -94,8 +94,8 @@ func (l *Limiter) Load(ctx context.Context) error {
 	return nil
 }
 
-// Run keeps the configuration fresh and this process among the askers until
-// ctx ends. What it cannot read stays as it was.
+// Run keeps the configuration fresh, this process among the askers and the quotas'
+// metrics true until ctx ends. What it cannot read stays as it was.
 func (l *Limiter) Run(ctx context.Context) error {
 	var conn *pgxpool.Conn
 	defer func() { hangUp(conn) }()
@@ -110,6 +110,7 @@ func (l *Limiter) Run(ctx context.Context) error {
 		}
 		failed = err != nil
 		_ = l.seen(ctx) // said already by whoever noticed first
+		l.measure(ctx)
 		if !l.waitForChange(ctx, conn) {
 			hangUp(conn)
 			conn = nil

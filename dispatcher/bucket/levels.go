@@ -46,6 +46,25 @@ func (l *Limiter) Levels(ctx context.Context, provider string) (Levels, error) {
 	return out, nil
 }
 
+// measure publishes how the providers' quotas stand. What Redis does not say stays
+// as it was: a quota that seems free again while Redis is away would end an alert.
+func (l *Limiter) measure(ctx context.Context) {
+	m := l.deps.Metrics
+	if m == nil {
+		return
+	}
+	for name := range l.cfg.Providers {
+		got, err := l.Levels(ctx, name)
+		m.limit.WithLabelValues(name, periodDay).Set(float64(got.Quotas.Day))
+		m.limit.WithLabelValues(name, periodMonth).Set(float64(got.Quotas.Month))
+		if err != nil {
+			continue
+		}
+		m.used.WithLabelValues(name, periodDay).Set(float64(got.DayUsed))
+		m.used.WithLabelValues(name, periodMonth).Set(float64(got.MonthUsed))
+	}
+}
+
 // OfMarketing is how many messages of a limit marketing may have: all but the
 // reserve, as the script reckons it.
 func (q Quotas) OfMarketing(limit int) int { return int(math.Floor(float64(limit) * (1 - q.Reserve))) }

@@ -3,9 +3,12 @@ package bucket_test
 import (
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/softcrum/carril/dispatcher/bucket"
@@ -131,4 +134,63 @@ func TestQuotasAreTheRowsElseTheSettings(t *testing.T) {
 	require.Equal(t, bucket.Quotas{Month: 700}, l.Quotas(provider), "0 is none, and no reserve is one too")
 	require.Equal(t, 700, l.Quotas(provider).OfMarketing(700))
 	require.Equal(t, 89, bucket.Quotas{Reserve: 0.1}.OfMarketing(99))
+}
+
+// What is used and what there is, by day and month: as the rows and the provider
+// say, without anybody asking for a token.
+func TestQuotasAreMeasured(t *testing.T) {
+	t.Parallel()
+	pool, reg := testkit.Pool(t), prometheus.NewRegistry()
+	rawURL, prefix := testkit.Redis(t)
+	rdb, err := ratelimit.Open(rawURL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	noon := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	var days atomic.Int64
+	l, err := bucket.New(bucket.Config{Prefix: prefix, Asker: "p1", Refresh: 20 * time.Millisecond, Budget: 30 * time.Second,
+		Providers: map[string]bucket.Stated{provider: {RatePerSecond: 1000, DayQuota: 50}, "relay": {RatePerSecond: 1}}},
+		bucket.Deps{Redis: rdb, Pool: pool, Log: testkit.Logger(t), Now: func() time.Time { return noon.AddDate(0, 0, int(days.Load())) }, Metrics: bucket.NewMetrics(reg, []string{provider, "relay"})})
+	require.NoError(t, err)
+	shows := func(name string, day, month int) func() bool {
+		return func() bool {
+			return gauge(t, reg, name, provider, "day") == float64(day) && gauge(t, reg, name, provider, "month") == float64(month)
+		}
+	}
+	require.True(t, shows("carril_bucket_quota_limit", 0, 0)(), "the series are there from the start")
+	ctx, cancel := testContext(t)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = l.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	soon := func(what string, ok func() bool) { require.Eventually(t, ok, 30*time.Second, 5*time.Millisecond, what) }
+
+	soon("as stated", shows("carril_bucket_quota_limit", 50, 0))
+	_, _, err = bucket.Set(t.Context(), pool, bucket.Place{Scope: bucket.ScopeGlobal, Provider: provider}, bucket.Stated{RatePerSecond: 1000}, bucket.Change{DayQuota: new(40), MonthQuota: new(700)})
+	require.NoError(t, err)
+	soon("as its row says", shows("carril_bucket_quota_limit", 40, 700))
+	require.True(t, l.Ask(t.Context(), bucket.Ask{Provider: provider, Tenant: uuid.New(), Rail: schemas.RailTransactional, Messages: 3}).Granted)
+	soon("as counted here", shows("carril_bucket_quota_used", 3, 3))
+	l.Report(t.Context(), bucket.Report{Provider: provider, DayUsed: 33, MonthUsed: 600})
+	soon("as the provider says", shows("carril_bucket_quota_used", 33, 600))
+	days.Store(1) // into December
+	soon("a new day of a new month", shows("carril_bucket_quota_used", 0, 0))
+	require.Zero(t, gauge(t, reg, "carril_bucket_quota_limit", "relay", "day"))
+}
+
+// gauge reads a series; -1 where there is none.
+func gauge(t *testing.T, reg *prometheus.Registry, name, provider, period string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if f.GetName() == name && labels["provider"] == provider && labels["period"] == period {
+				return m.GetGauge().GetValue()
+			}
+		}
+	}
+	return -1
 }
