@@ -102,7 +102,7 @@ func (b *blastRun) measureCodes(ctx context.Context, d time.Duration, what strin
 	end := b.progress.For("blast-vs-otp: "+what, d)
 	defer end()
 	var beside sync.WaitGroup
-	beside.Go(func() { c.burst(ctx, together.ops, b.Bursts, d) })
+	beside.Go(func() { c.burst(ctx, together.ops, b.Bursts, d, b.Rate) })
 	loop := bench.OpenLoop{Rate: b.Rate, Duration: d, Drain: opTimeout}.Run(ctx, alone.ops)
 	beside.Wait()
 	c.took = time.Since(c.start)
@@ -118,16 +118,18 @@ func (b *blastRun) measureCodes(ctx context.Context, d time.Duration, what strin
 }
 
 // burst asks for ten codes at once, again and again, in the middle of every
-// interval.
-func (c *codes) burst(ctx context.Context, ops []bench.Op, every, d time.Duration) {
+// interval and between two of the codes that come alone: one that came at the
+// same moment would wait for the burst and not count as behind it.
+func (c *codes) burst(ctx context.Context, ops []bench.Op, every, d time.Duration, rate float64) {
 	if every <= 0 {
 		return
 	}
+	between := time.Duration(float64(time.Second) / rate / 2)
 	for at := every / 2; at < d; at += every {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(time.Until(c.start.Add(at))):
+		case <-time.After(time.Until(c.start.Add(at.Truncate(2*between) + between))):
 		}
 		c.bursts = append(c.bursts, time.Now())
 		var wg sync.WaitGroup
