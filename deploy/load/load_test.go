@@ -62,3 +62,61 @@ if (sent.length !== 1 || call.params.headers.Authorization !== 'Bearer ck_test' 
 		})
 	}
 }
+
+// stubOfBlast stands for k6 and for the API that the profile of two tenants asks.
+const stubOfBlast = `
+const sent = [], trends = {};
+globalThis.__ENV = { API: 'http://127.0.0.1', KEY: 'ck_b', BLAST_KEY: 'ck_a', TEMPLATE: 'news' };
+const answer = (status, body) => ({ status, json: (name) => (name ? body[name] : body) });
+const http = {
+  post: (url, body, params) => {
+    sent.push({ path: url.slice(__ENV.API.length), body: JSON.parse(body), key: params.headers.Authorization });
+    return url.endsWith('/blasts') ? answer(201, { blast_id: 'b1' }) : url.endsWith('/start') ? answer(200, {}) : answer(202, {});
+  },
+  batch: (all) => all.map(([method, url, body, params]) => http.post(url, body, params)),
+  get: (url) => url.includes('/sends?')
+    ? answer(200, url.includes('cursor=') ? { sends: [] } : { next_cursor: 'c', sends: sent.filter((s) => s.path.endsWith('/messages')).map((s, i) => (
+      { send_id: 's' + i, address: s.body.recipients[0].address, requested_at: '2026-11-01T06:00:00.000Z' })) })
+    : answer(200, { history: [{ status: 'sent', recorded_at: '2026-11-01T06:00:00.250Z' }, { status: 'delivered', recorded_at: '2026-11-01T06:00:09Z' }] }),
+};
+const check = (res, checks) => Object.values(checks).every((f) => f(res));
+const sleep = () => {};
+const exec = { scenario: { iterationInTest: 7 } };
+class Counter { add() { throw new Error('a code was not accepted or not sent'); } }
+class Trend { constructor(name) { this.got = trends[name] = []; } add(v) { this.got.push(v); } }
+`
+
+// The profile of a blast beside codes starts the blast, asks for codes alone and
+// ten at once, and finds out when each went.
+func TestBlastVsOTPScript(t *testing.T) {
+	t.Parallel()
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("no node to parse it with")
+	}
+	script, err := os.ReadFile("blast-vs-otp.js")
+	require.NoError(t, err)
+	module := filepath.Join(t.TempDir(), "script.mjs")
+	require.NoError(t, os.WriteFile(module, script, 0o600))
+	out, err := exec.CommandContext(t.Context(), node, "--check", module).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+
+	body := regexp.MustCompile(`(?m)^import .*$`).ReplaceAllString(string(script), "")
+	body = strings.Replace(body, "export default function (data)", "function turn(data)", 1)
+	require.NoError(t, os.WriteFile(module, []byte(stubOfBlast+body+`
+const expect = (ok, what) => { if (!ok) throw new Error(what + ' ' + JSON.stringify(sent)); };
+const data = setup();
+turn(data);
+burst(data);
+teardown(data);
+expect(sent[0].path === '/v1/messaging/blasts' && sent[0].body.audience.type === 'contacts' && sent[0].key === 'Bearer ck_a', 'the blast');
+expect(sent[1].path === '/v1/messaging/blasts/b1/start' && sent[1].key === 'Bearer ck_a', 'its start');
+const codes = sent.slice(2);
+expect(codes.length === 11 && codes.every((c) => c.path === '/v1/messaging/messages' && c.key === 'Bearer ck_b' && c.body.category === 'transactional'), 'the codes');
+expect(new Set(codes.map((c) => c.body.idempotency_key)).size === 11, 'keys of their own');
+expect(trends.code_to_provider.join() === '250' && trends.burst_code_to_provider.length === 10, 'latencies');
+expect(options.scenarios.bursts.exec === 'burst' && options.scenarios.codes.rate === 1, 'scenarios');
+`), 0o600))
+	out, err = exec.CommandContext(t.Context(), node, module).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
