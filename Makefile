@@ -37,6 +37,10 @@ test-faults: ## the full matrix of faults on real parts, each run judged by a le
 bench: build ## measure each part against its baseline in the same run
 	exec bin/carril bench all
 
+.PHONY: load-compare
+load-compare: build ## one blast beside codes through Carril, asynq, River and a FIFO, on `make services`; ARGS=test for its tests
+	exec deploy/load/compare/run.sh $(ARGS)
+
 ##@ Services
 .PHONY: services
 services: ## start a real Kafka, registry, PostgreSQL and Redis (S3=1: and an S3 gateway) in .carril/services
