@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"golang.org/x/time/rate"
 )
 
 // putBack is how long a job of the blast that found no token stays away, at
@@ -22,17 +21,18 @@ const putBack = time.Second
 type asynqSystem struct {
 	o        options
 	provider string
+	shared   bool // one bucket of all processes
 	run      string
 	redis    asynq.RedisConnOpt
 	client   *asynq.Client
 }
 
-func newAsynq(o options, provider string) (*asynqSystem, error) {
+func newAsynq(o options, provider string, shared bool) (*asynqSystem, error) {
 	redis, err := asynq.ParseRedisURI(o.Redis)
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	return &asynqSystem{o: o, provider: provider, run: runName(), redis: redis}, nil
+	return &asynqSystem{o: o, provider: provider, shared: shared, run: runName(), redis: redis}, nil
 }
 
 // Queues are this run's own: asynq has no prefix for its keys.
@@ -45,8 +45,7 @@ func (s *asynqSystem) prepare(context.Context) error {
 }
 
 func (s *asynqSystem) worker(ctx context.Context, i int) (*process, error) {
-	p := s.o.Profile
-	return s.o.worker(ctx, workerConfig{System: "asynq", Provider: s.provider, Run: s.run, Index: i, Rate: p.permitted() / float64(p.Processes)})
+	return s.o.worker(ctx, workerConfig{System: "asynq", Provider: s.provider, Run: s.run, Index: i, Shared: s.shared})
 }
 
 func (s *asynqSystem) enqueue(ctx context.Context, queue string, j job) error {
@@ -90,7 +89,12 @@ func workAsynq(ctx context.Context, cfg workerConfig) error {
 	if err != nil {
 		return err
 	}
-	send, limit := newSender(cfg.Provider, cfg.Workers), rate.NewLimiter(rate.Limit(cfg.Rate), 1)
+	limit, done, err := bucketFor(cfg)
+	if err != nil {
+		return err
+	}
+	defer done()
+	send := newSender(cfg.Provider, cfg.Workers)
 	limited := func(err error) *throttled {
 		var t *throttled
 		errors.As(err, &t)
@@ -132,12 +136,13 @@ func workAsynq(ctx context.Context, cfg workerConfig) error {
 
 // token takes one for a job: a code waits for it, a batch that finds none goes
 // away for a moment, so that it holds no worker.
-func token(ctx context.Context, limit *rate.Limiter, j job) error {
+func token(ctx context.Context, limit bucket, j job) error {
 	if j.Code {
-		return limit.Wait(ctx)
+		return limit.wait(ctx)
 	}
-	if !limit.Allow() {
-		return &throttled{rand.N(putBack)}
+	free, err := limit.allow(ctx)
+	if err == nil && !free {
+		err = &throttled{rand.N(putBack)}
 	}
-	return nil
+	return err
 }

@@ -28,7 +28,7 @@ func TestSystems(t *testing.T) {
 	if redis == "" || postgres == "" {
 		t.Skip("no Redis and PostgreSQL: CARRIL_REDIS_URL and CARRIL_POSTGRES_URL name them")
 	}
-	for _, name := range []string{"fifo", "asynq", "river", "carril"} {
+	for _, name := range []string{"fifo", "asynq", "asynq-shared", "river", "river-shared", "carril"} {
 		t.Run(name, func(t *testing.T) {
 			args := []string{"-systems", name, "-redis", redis, "-postgres", postgres, "-blast", "1500", "-rate", "5", "-duration", "2s", "-idle", "1s", "-bursts", "2s",
 				"-provider-rate", "20", "-workers", "4", "-processes", "2", "-logs", t.TempDir()}

@@ -42,7 +42,7 @@ func newFIFO(o options, provider string) (*fifoSystem, error) {
 func (s *fifoSystem) prepare(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
 
 func (s *fifoSystem) worker(ctx context.Context, i int) (*process, error) {
-	return s.o.worker(ctx, workerConfig{System: "fifo", Provider: s.provider, Run: s.run, Index: i, Rate: s.o.Profile.permitted()})
+	return s.o.worker(ctx, workerConfig{System: "fifo", Provider: s.provider, Run: s.run, Index: i})
 }
 
 func (s *fifoSystem) push(ctx context.Context, j job) error {
@@ -65,7 +65,7 @@ func (s *fifoSystem) blast(ctx context.Context) error {
 }
 
 func (s *fifoSystem) close(ctx context.Context) error {
-	keys := []string{s.run + ":queue", s.run + ":bucket"}
+	keys := []string{s.run + ":queue", bucketKey(s.run)}
 	for i := range s.o.Profile.Processes {
 		keys = append(keys, inHand(s.run, i))
 	}
@@ -73,17 +73,6 @@ func (s *fifoSystem) close(ctx context.Context) error {
 }
 
 func inHand(run string, i int) string { return run + ":hand:" + strconv.Itoa(i) }
-
-// bucket gives out the next place in line, one interval after the one before,
-// and how many milliseconds it is away. It is global, on the clock of Redis.
-func bucket() *redis.Script {
-	return redis.NewScript(`
-local t = redis.call('TIME')
-local now = t[1] * 1000 + t[2] / 1000
-local at = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0))
-redis.call('SET', KEYS[1], string.format('%.3f', at + ARGV[1]))
-return tostring(at - now)`)
-}
 
 func workFIFO(ctx context.Context, cfg workerConfig) error {
 	opt, err := redis.ParseURL(cfg.Redis)
@@ -101,7 +90,7 @@ func workFIFO(ctx context.Context, cfg workerConfig) error {
 			return err
 		}
 	}
-	send, take := newSender(cfg.Provider, cfg.Workers), bucket()
+	send, limit := newSender(cfg.Provider, cfg.Workers), newSharedBucket(rd, cfg)
 	var all sync.WaitGroup
 	for range cfg.Workers {
 		all.Go(func() {
@@ -112,7 +101,7 @@ func workFIFO(ctx context.Context, cfg workerConfig) error {
 					continue // none came
 				}
 				for ctx.Err() == nil {
-					if sendNext(ctx, rd, take, send, cfg, j) == nil {
+					if sendNext(ctx, limit, send, j) == nil {
 						_ = rd.LRem(ctx, hand, 1, raw).Err()
 						break
 					}
@@ -125,17 +114,11 @@ func workFIFO(ctx context.Context, cfg workerConfig) error {
 	return nil
 }
 
-func sendNext(ctx context.Context, rd *redis.Client, take *redis.Script, send *sender, cfg workerConfig, j job) error {
-	text, err := take.Run(ctx, rd, []string{cfg.Run + ":bucket"}, 1000/cfg.Rate).Text()
-	if err != nil {
-		return err
+func sendNext(ctx context.Context, limit bucket, send *sender, j job) error {
+	err := limit.wait(ctx)
+	if err == nil {
+		err = send.send(ctx, j)
 	}
-	ms, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return err
-	}
-	wait(ctx, time.Duration(ms*float64(time.Millisecond)))
-	err = send.send(ctx, j)
 	if t := (*throttled)(nil); errors.As(err, &t) {
 		wait(ctx, t.after)
 	} else if err != nil {

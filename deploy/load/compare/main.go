@@ -55,10 +55,10 @@ type options struct {
 func parse(args []string) (options, error) {
 	o := options{}
 	f := flag.NewFlagSet("compare", flag.ContinueOnError)
-	systems := f.String("systems", "carril,asynq,river,fifo", "what to measure, in order")
+	systems := f.String("systems", "carril,asynq,asynq-shared,river,river-shared,fifo", "what to measure, in order")
 	f.StringVar(&o.Carril, "carril", "../../../bin/carril", "the carril binary; CARRIL_* names its services")
 	f.StringVar(&o.Sandbox, "sandbox", "", "URL of a `carril sandbox` that runs already; one is started for each system when empty. Carril's row needs one of its own")
-	f.StringVar(&o.Redis, "redis", os.Getenv("CARRIL_REDIS_URL"), "Redis for asynq, fifo and Carril")
+	f.StringVar(&o.Redis, "redis", os.Getenv("CARRIL_REDIS_URL"), "Redis for asynq, fifo, shared buckets and Carril")
 	f.StringVar(&o.Postgres, "postgres", os.Getenv("CARRIL_POSTGRES_URL"), "PostgreSQL for River and Carril; each makes a schema or a database of its own")
 	p := &o.Profile
 	f.IntVar(&p.Blast, "blast", 20_000, "messages of the blast")
@@ -140,12 +140,12 @@ type system interface {
 
 func (o options) system(name, provider string) (system, error) {
 	switch name {
-	case "asynq":
-		return newAsynq(o, provider)
-	case "river":
-		return newRiver(o, provider)
+	case "asynq", "asynq-shared":
+		return newAsynq(o, provider, name == "asynq-shared")
+	case "river", "river-shared":
+		return newRiver(o, provider, name == "river-shared")
 	case "fifo":
 		return newFIFO(o, provider)
 	}
-	return nil, errors.New("no such system: carril, asynq, river or fifo")
+	return nil, errors.New("no such system: carril, asynq, asynq-shared, river, river-shared or fifo")
 }

@@ -97,18 +97,21 @@ const workerEnv = "COMPARE_WORKER"
 
 // workerConfig is what a worker process is told.
 type workerConfig struct {
-	System   string
-	Provider string
-	Redis    string
-	Postgres string
-	Run      string  // names what is this run's own
-	Index    int     // which process
-	Workers  int     // its share
-	Rate     float64 // requests a second that it lets through
+	System    string
+	Provider  string
+	Redis     string
+	Postgres  string
+	Run       string  // names what is this run's own
+	Index     int     // which process
+	Processes int     // of how many
+	Shared    bool    // their bucket is one, in Redis
+	Workers   int     // its share
+	Rate      float64 // requests a second that all of them let through
 }
 
 func (o options) worker(ctx context.Context, cfg workerConfig) (*process, error) {
 	cfg.Redis, cfg.Postgres, cfg.Workers = o.Redis, o.Postgres, o.Profile.share(cfg.Index)
+	cfg.Processes, cfg.Rate = o.Profile.Processes, o.Profile.permitted()
 	raw, err := json.Marshal(cfg)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,6 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
-	"golang.org/x/time/rate"
 )
 
 // riverSystem is River as its documentation would have it: a queue with workers
@@ -21,6 +20,7 @@ import (
 type riverSystem struct {
 	o        options
 	provider string
+	shared   bool   // one bucket of all processes
 	run      string // the schema too
 	pool     *pgxpool.Pool
 	client   *river.Client[pgx.Tx]
@@ -36,8 +36,8 @@ type sendArgs struct {
 // Kind is River's name of it.
 func (sendArgs) Kind() string { return "send" }
 
-func newRiver(o options, provider string) (*riverSystem, error) {
-	return &riverSystem{o: o, provider: provider, run: runName()}, nil
+func newRiver(o options, provider string, shared bool) (*riverSystem, error) {
+	return &riverSystem{o: o, provider: provider, shared: shared, run: runName()}, nil
 }
 
 func (s *riverSystem) prepare(ctx context.Context) (err error) {
@@ -59,8 +59,7 @@ func (s *riverSystem) prepare(ctx context.Context) (err error) {
 }
 
 func (s *riverSystem) worker(ctx context.Context, i int) (*process, error) {
-	p := s.o.Profile
-	return s.o.worker(ctx, workerConfig{System: "river", Provider: s.provider, Run: s.run, Index: i, Rate: p.permitted() / float64(p.Processes)})
+	return s.o.worker(ctx, workerConfig{System: "river", Provider: s.provider, Run: s.run, Index: i, Shared: s.shared})
 }
 
 func (s *riverSystem) code(ctx context.Context, n int) error {
@@ -89,7 +88,7 @@ func (s *riverSystem) close(ctx context.Context) error {
 type riverWorker struct {
 	river.WorkerDefaults[sendArgs]
 	send  *sender
-	limit *rate.Limiter
+	limit bucket
 }
 
 // Work sends one job.
@@ -115,8 +114,13 @@ func workRiver(ctx context.Context, cfg workerConfig) error {
 		return err
 	}
 	defer pool.Close()
+	limit, done, err := bucketFor(cfg)
+	if err != nil {
+		return err
+	}
+	defer done()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &riverWorker{send: newSender(cfg.Provider, cfg.Workers), limit: rate.NewLimiter(rate.Limit(cfg.Rate), 1)})
+	river.AddWorker(workers, &riverWorker{send: newSender(cfg.Provider, cfg.Workers), limit: limit})
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Schema:  cfg.Run,
 		Workers: workers,
