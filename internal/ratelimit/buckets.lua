@@ -2,6 +2,7 @@
 --
 -- KEYS  1 provider bucket (hash)  2 tenant bucket (string)  3 waiters (zset: tenant:asker -> end of its mark)
 --       4 served (zset: tenant -> last grant)  5 askers (zset: asker -> last seen + 30 s)
+--       6, 7 the waiters and served of marketing, which hold up nobody but marketing
 -- Times are microseconds of the server's clock. The answer's numbers are strings: a Lua
 -- number would lose its digits on the way out.
 local clock = redis.call('TIME')
@@ -69,6 +70,8 @@ local day, day_limit, month, month_limit, reserve = tonumber(ARGV[12]), tonumber
 -- depth is how many tokens below empty a bucket may stand; whole wants all of the cost or nothing.
 local depth, whole = number(ARGV[17], 0), ARGV[18] == '1'
 local member = tenant .. ':' .. asker
+local waiters, served = KEYS[3], KEYS[4]
+if mode == 'marketing' then waiters, served = KEYS[6], KEYS[7] end
 local askers = 0
 if mode == 'transactional' or mode == 'seen' then
   redis.call('ZADD', KEYS[5], text(now + 30000000), asker)
@@ -111,7 +114,7 @@ if tenant_rate > 0 then
   local free = available(tenant_debt, tenant_capacity, tenant_interval)
   if free < wanted(tenant_capacity) then
     -- It does not wait for the provider, so it holds nobody up there.
-    if mode == 'transactional' then redis.call('ZREM', KEYS[3], member) end
+    if mode ~= 'plain' then redis.call('ZREM', waiters, member) end
     return answer(0, 'tenant', due_in(tenant_debt, tenant_capacity, tenant_interval))
   end
   if not whole then take = math.min(take, free) end
@@ -124,16 +127,17 @@ if tat - now > debt + 1 then
 end
 
 local function stand(wait)
-  redis.call('ZADD', KEYS[3], text(now + math.min(wait, MARK) + MARK_GRACE), member)
-  redis.call('PEXPIRE', KEYS[3], 10000)
+  redis.call('ZADD', waiters, text(now + math.min(wait, MARK) + MARK_GRACE), member)
+  redis.call('PEXPIRE', waiters, 10000)
   return math.min(wait, MARK)
 end
 local function refuse(reason, wait)
-  if mode == 'transactional' then wait = stand(wait) end
+  if mode ~= 'plain' then wait = stand(wait) end
   return answer(0, reason, wait)
 end
 
 if blocked > now then
+  if mode == 'marketing' then return answer(0, 'blocked', blocked - now) end
   return refuse('blocked', blocked - now)
 end
 -- Of a burst of two or more, marketing leaves one token for a code.
@@ -147,39 +151,43 @@ if not whole then take = math.min(take, free) end
 if mode == 'marketing' and (
     (day_limit > 0 and used_of(day, stored[6], stored[7]) + messages > day_limit * (1 - reserve)) or
     (month_limit > 0 and used_of(month, stored[8], stored[9]) + messages > month_limit * (1 - reserve))) then
+  redis.call('ZREM', waiters, member)
   return answer(0, 'quota', 5000000) -- soon: the limit may be raised while it waits
 end
 
-if mode ~= 'plain' then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now))
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], text(now + MARK + MARK_GRACE + 1), '+inf') -- another clock's
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '(' .. text(now), '+inf')
-  local standing = redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')
-  if mode == 'marketing' then
-    if #standing > 0 then
-      return answer(0, 'waiter', math.min(interval, MARK_GRACE))
+-- standing gives the marks that live.
+local function standing(set)
+  redis.call('ZREMRANGEBYSCORE', set, '-inf', text(now))
+  redis.call('ZREMRANGEBYSCORE', set, text(now + MARK + MARK_GRACE + 1), '+inf') -- another clock's
+  return redis.call('ZRANGE', set, 0, -1, 'WITHSCORES')
+end
+
+if mode == 'marketing' and #standing(KEYS[3]) > 0 then
+  return refuse('waiter', math.min(interval, MARK_GRACE))
+end
+-- A token of marketing's that has lain for an interval goes to whoever asks: whose turn
+-- it is may be gone, or too slow for this rate.
+if mode == 'transactional' or mode == 'marketing' and now - tat < interval then
+  redis.call('ZREMRANGEBYSCORE', served, '(' .. text(now), '+inf')
+  local marks, ends, names = standing(waiters), {}, {}
+  for i = 1, #marks, 2 do
+    local who = string.match(marks[i], '^[^:]*')
+    if who ~= tenant then
+      if not ends[who] then names[#names + 1] = who end
+      ends[who] = math.max(ends[who] or 0, tonumber(marks[i + 1]))
     end
-  else
-    local others, ends, names = {}, {}, {}
-    for i = 1, #standing, 2 do
-      local who = string.match(standing[i], '^[^:]*')
-      if who ~= tenant then
-        if not ends[who] then names[#names + 1] = who end
-        ends[who] = math.max(ends[who] or 0, tonumber(standing[i + 1]))
+  end
+  if #names > 0 then
+    local others = redis.call('ZMSCORE', served, tenant, unpack(names))
+    local mine, first, first_end = math.min(number(others[1], 0), now), nil, 0
+    for i, who in ipairs(names) do
+      local last = math.min(number(others[i + 1], 0), now)
+      if last < mine and (first == nil or last < first or (last == first and ends[who] < first_end)) then
+        first, first_end = last, ends[who]
       end
     end
-    if #names > 0 then
-      others = redis.call('ZMSCORE', KEYS[4], tenant, unpack(names))
-      local mine, first, first_end = math.min(number(others[1], 0), now), nil, 0
-      for i, who in ipairs(names) do
-        local last = math.min(number(others[i + 1], 0), now)
-        if last < mine and (first == nil or last < first or (last == first and ends[who] < first_end)) then
-          first, first_end = last, ends[who]
-        end
-      end
-      if first ~= nil then
-        return refuse('waiter', math.max(1000, math.min(interval, first_end - now)))
-      end
+    if first ~= nil then
+      return refuse('waiter', math.max(1000, math.min(interval, first_end - now)))
     end
   end
 end
@@ -199,10 +207,10 @@ if tenant_rate > 0 then
   tenant_debt = tenant_debt + take * tenant_interval
   redis.call('SET', KEYS[2], text(now + tenant_debt), 'PX', text(math.ceil(tenant_debt / 1000) + 10000))
 end
-if mode == 'transactional' then
-  redis.call('ZREM', KEYS[3], member)
-  redis.call('ZADD', KEYS[4], text(now), tenant)
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', text(now - 3600000000))
-  redis.call('PEXPIRE', KEYS[4], 3600000)
+if mode ~= 'plain' then
+  redis.call('ZREM', waiters, member)
+  redis.call('ZADD', served, text(now), tenant)
+  redis.call('ZREMRANGEBYSCORE', served, '-inf', text(now - 3600000000))
+  redis.call('PEXPIRE', served, 3600000)
 end
 return answer(take, 'granted', 0)

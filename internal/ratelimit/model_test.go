@@ -17,12 +17,15 @@ type model struct {
 	blocked       int64
 	factor        float64
 	factorAt, cut int64
-	marks         map[string]int64
-	served        map[string]int64
+	marks, served map[ratelimit.Mode]map[string]int64
 }
 
 func newModel(now int64) *model {
-	return &model{now: now, tenantFull: map[string]int64{}, factor: 1, marks: map[string]int64{}, served: map[string]int64{}}
+	return &model{now: now, tenantFull: map[string]int64{}, factor: 1, marks: orders(), served: orders()}
+}
+
+func orders() map[ratelimit.Mode]map[string]int64 {
+	return map[ratelimit.Mode]map[string]int64{ratelimit.Transactional: {}, ratelimit.Marketing: {}, ratelimit.Plain: {}}
 }
 
 func (m *model) currentFactor() float64 {
@@ -62,17 +65,15 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		m.tenantFull[a.TenantID] = min(m.tenantFull[a.TenantID], m.now+int64(math.RoundToEven(debt)))
 		free := int(math.Floor(a.Tenant.Capacity - debt/step + 1e-9))
 		if free < least {
-			if a.Mode == ratelimit.Transactional {
-				delete(m.marks, member)
-			}
+			delete(m.marks[a.Mode], member)
 			return 0, ratelimit.Tenant, debt + float64(least)*step - a.Tenant.Capacity*step
 		}
 		n = min(n, free)
 	}
 	refuse := func(why ratelimit.Reason, wait float64) (int, ratelimit.Reason, float64) {
-		if a.Mode == ratelimit.Transactional {
+		if a.Mode != ratelimit.Plain && (a.Mode != ratelimit.Marketing || why != ratelimit.Blocked) {
 			wait = math.Min(wait, 2e6)
-			m.marks[member] = int64(math.RoundToEven(float64(m.now) + wait + 100e3))
+			m.marks[a.Mode][member] = int64(math.RoundToEven(float64(m.now) + wait + 100e3))
 		}
 		return 0, why, wait
 	}
@@ -92,7 +93,7 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 	}
 	free -= spare
 	if a.Mode != ratelimit.Plain {
-		if wait, turn := m.otherTurn(a, step); turn {
+		if wait, turn := m.otherTurn(a, step, m.providerFull); turn {
 			return refuse(ratelimit.Waiter, wait)
 		}
 	}
@@ -103,32 +104,39 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		tdebt := math.Min(float64(max(0, m.tenantFull[a.TenantID]-m.now)), a.Tenant.Capacity*tstep)
 		m.tenantFull[a.TenantID] = int64(math.RoundToEven(float64(m.now) + tdebt + float64(n)*tstep))
 	}
-	if a.Mode == ratelimit.Transactional {
-		delete(m.marks, member)
-		m.served[a.TenantID] = m.now
-	}
+	delete(m.marks[a.Mode], member)
+	m.served[a.Mode][a.TenantID] = m.now
 	return n, ratelimit.Granted, 0
 }
 
-// otherTurn says that the free token is somebody else's.
-func (m *model) otherTurn(a ratelimit.Ask, step float64) (wait float64, yes bool) {
-	live := map[string]int64{} // tenant -> last end
-	for member, end := range m.marks {
+// live gives who waits, and until when.
+func (m *model) live(mode ratelimit.Mode) map[string]int64 {
+	live := map[string]int64{}
+	for member, end := range m.marks[mode] {
 		if end > m.now && end <= m.now+2_100_000 {
 			who, _, _ := strings.Cut(member, ":")
 			live[who] = max(live[who], end)
 		}
 	}
-	if a.Mode == ratelimit.Marketing {
-		return math.Min(step, 100e3), len(live) > 0
+	return live
+}
+
+// otherTurn says that the free token is somebody else's.
+func (m *model) otherTurn(a ratelimit.Ask, step float64, full int64) (wait float64, yes bool) {
+	if a.Mode == ratelimit.Marketing && len(m.live(ratelimit.Transactional)) > 0 {
+		return math.Min(step, 100e3), true
 	}
+	if a.Mode == ratelimit.Marketing && float64(m.now-full) >= step {
+		return 0, false // nobody has fetched it
+	}
+	served := m.served[a.Mode]
 	var waiting []int64
 	firstEnd := map[int64]int64{}
-	for who, end := range live {
-		if who != a.TenantID && m.served[who] < m.served[a.TenantID] {
-			waiting = append(waiting, m.served[who])
-			if old, ok := firstEnd[m.served[who]]; !ok || end < old {
-				firstEnd[m.served[who]] = end
+	for who, end := range m.live(a.Mode) {
+		if who != a.TenantID && served[who] < served[a.TenantID] {
+			waiting = append(waiting, served[who])
+			if old, ok := firstEnd[served[who]]; !ok || end < old {
+				firstEnd[served[who]] = end
 			}
 		}
 	}

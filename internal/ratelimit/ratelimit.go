@@ -30,7 +30,7 @@ type Mode string
 // The modes of an ask.
 const (
 	Transactional Mode = "transactional" // waits in the order of who was served least recently
-	Marketing     Mode = "marketing"     // gets nothing while anybody transactional waits
+	Marketing     Mode = "marketing"     // gets nothing while anybody transactional waits, and else waits in an order of its own
 	Plain         Mode = "plain"         // buckets only: the API's limiter
 )
 
@@ -195,7 +195,10 @@ func (s *Script) Levels(ctx context.Context, rdb redis.Scripter, keys Keys, now 
 	return l, nil
 }
 
-func (k Keys) list() []string { return []string{k.Provider, k.Tenant, k.Waiters, k.Served, k.Askers} }
+// list gives marketing an order of its own, beside that of the codes.
+func (k Keys) list() []string {
+	return []string{k.Provider, k.Tenant, k.Waiters, k.Served, k.Askers, k.Waiters + ":marketing", k.Served + ":marketing"}
+}
 
 // period numbers the UTC day and month of an instant, growing with time.
 func period(now time.Time) (day, month int64) {

@@ -234,6 +234,38 @@ func TestFairness(t *testing.T) {
 		}
 	})
 
+	t.Run("SharesMarketingAlikeHoweverManyProcessesATenantIsIn", func(t *testing.T) {
+		t.Parallel()
+		marketing := func(tenant, asker string) *party {
+			return &party{mode: ratelimit.Marketing, tenant: tenant, asker: asker}
+		}
+		large := []*party{marketing("large", "1"), marketing("large", "2"), marketing("large", "3")}
+		small := marketing("small", "1")
+		code := &party{mode: ratelimit.Transactional, tenant: "code", asker: "4", arrives: every(time.Second)}
+		play(newVirtual(t), five, time.Minute, append(large, small, code))
+		require.InDelta(t, 60, code.got, 1)
+		require.InDelta(t, 120, small.got, 5, "half of what the codes leave")
+		require.InDelta(t, 120, large[0].got+large[1].got+large[2].got, 5)
+	})
+
+	t.Run("WaitsForADeadMarketingWaiterForOneIntervalAtMost", func(t *testing.T) {
+		t.Parallel()
+		v := newVirtual(t)
+		ask := ratelimit.Ask{Mode: ratelimit.Marketing, TenantID: "a", Asker: "1", Provider: ratelimit.Bucket{Capacity: 1, Rate: 50}}
+		dead, code := ask, ask
+		dead.TenantID, dead.Asker = "b", "2"
+		code.Mode, code.TenantID = ratelimit.Transactional, "c"
+		require.Equal(t, 1, v.take(ask).Granted)
+		require.Equal(t, ratelimit.Provider, v.take(dead).Reason)
+		v.to(v.now.Add(25 * time.Millisecond))
+		require.Equal(t, ratelimit.Waiter, v.take(ask).Reason)
+		require.Equal(t, 1, v.take(code).Granted, "marketing's marks hold up no code")
+		v.to(v.now.Add(25 * time.Millisecond))
+		require.Equal(t, ratelimit.Waiter, v.take(ask).Reason)
+		v.to(v.now.Add(15 * time.Millisecond))
+		require.Equal(t, 1, v.take(ask).Granted, "the mark lives, and the token has lain for an interval")
+	})
+
 	t.Run("KeepsTheLastTokenOfABurstForACode", func(t *testing.T) {
 		t.Parallel()
 		v := newVirtual(t)
