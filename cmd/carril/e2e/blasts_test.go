@@ -246,7 +246,7 @@ func TestABlastWhileWorkersAreKilled(t *testing.T) {
 	})
 	end := sync.OnceFunc(func() { close(stop); killing.Wait() })
 	defer end()
-	eventually(t, 20*time.Minute, func() bool { _, parts := b.adds(id); return parts["total"] > 0 && parts["pending"] <= people/10 },
+	eventually(t, 20*time.Minute, func() bool { _, parts := b.adds(id); return parts["total"] == people && parts["pending"] <= people/10 },
 		func() string { _, parts := b.adds(id); return fmt.Sprint(parts) })
 	end() // what is left goes out by those that live
 	parts := b.done(id, 5*time.Minute)
