@@ -1,3 +1,5 @@
+//go:build kafka
+
 package e2e
 
 import (
