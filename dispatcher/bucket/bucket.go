@@ -28,6 +28,9 @@ import (
 // RedisAway refuses marketing while Redis gives no answer.
 const RedisAway ratelimit.Reason = "redis_away"
 
+// renewed is a token that was taken in place of one that came to nothing.
+const renewed ratelimit.Reason = "renewed"
+
 // share of a provider's stated rate that is used where nothing is configured: a
 // burst or a rate of exactly the limit collects 429s under jitter.
 const share = 0.9
@@ -160,7 +163,11 @@ func (l *Limiter) Ask(ctx context.Context, a Ask) Answer {
 	if tenant.Rate > 0 {
 		interval = time.Duration(float64(time.Second) / tenant.Rate)
 	}
-	ans, ok := l.askRedis(ctx, a, provider, tenant)
+	mode := ratelimit.Marketing
+	if a.Rail == schemas.RailTransactional {
+		mode = ratelimit.Transactional
+	}
+	ans, ok := l.askRedis(ctx, a, mode, provider, tenant)
 	if !ok {
 		ans = l.askLocal(a, provider, tenant)
 	}
@@ -174,13 +181,9 @@ func (l *Limiter) Ask(ctx context.Context, a Ask) Answer {
 	return ans
 }
 
-func (l *Limiter) askRedis(ctx context.Context, a Ask, provider, tenant ratelimit.Bucket) (Answer, bool) {
+func (l *Limiter) askRedis(ctx context.Context, a Ask, mode ratelimit.Mode, provider, tenant ratelimit.Bucket) (Answer, bool) {
 	if !l.mayTry(time.Now()) {
 		return Answer{}, false
-	}
-	mode := ratelimit.Marketing
-	if a.Rail == schemas.RailTransactional {
-		mode = ratelimit.Transactional
 	}
 	q := l.Quotas(a.Provider)
 	rctx, cancel := context.WithTimeout(ctx, l.cfg.Budget)
@@ -195,6 +198,40 @@ func (l *Limiter) askRedis(ctx context.Context, a Ask, provider, tenant ratelimi
 		return Answer{}, false
 	}
 	return Answer{Granted: got.Granted > 0, Wait: got.Wait, Reason: got.Reason, At: got.At}, true
+}
+
+// Renew exchanges a token that could not be used at once. Requests that were held
+// up would meet those of later tokens, and the provider would refuse what no second
+// of tokens held too many of. A code takes the next token that there is, for its
+// turn had come; marketing waits in its order, behind the codes. Nothing is charged
+// to tenant or quotas again. False: there was none within the time.
+func (l *Limiter) Renew(ctx context.Context, a Ask, within time.Duration) bool {
+	mode := ratelimit.Plain
+	if a.Rail == schemas.RailMarketing {
+		mode = ratelimit.Marketing
+	}
+	a.Messages = 0
+	for end := time.Now().Add(within); ; {
+		provider, _ := l.Rates(a.Provider, a.Tenant, a.Rail)
+		got, ok := l.askRedis(ctx, a, mode, provider, ratelimit.Bucket{})
+		if !ok { // without Redis there is no order to keep
+			return true
+		}
+		if got.Granted {
+			if m := l.deps.Metrics; m != nil {
+				m.asks.WithLabelValues(a.Provider, a.Rail, string(renewed)).Inc()
+			}
+			return true
+		}
+		if time.Until(end) < got.Wait {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(got.Wait):
+		}
+	}
 }
 
 // Report passes on what a provider said of its limits. A 429 blocks the whole
@@ -277,7 +314,7 @@ func NewMetrics(reg prometheus.Registerer, providers []string) *Metrics {
 			m.throttled.WithLabelValues(p, kind)
 		}
 		for _, rail := range []string{schemas.RailTransactional, schemas.RailMarketing} {
-			for _, why := range append(ratelimit.Reasons(), RedisAway) {
+			for _, why := range append(ratelimit.Reasons(), RedisAway, renewed) {
 				m.asks.WithLabelValues(p, rail, string(why))
 			}
 		}

@@ -70,6 +70,22 @@ func TestLimiter(t *testing.T) {
 		require.InDelta(t, 2220, got.Wait.Milliseconds(), 2000)
 	})
 
+	t.Run("RenewsATokenFromTheProvidersBucketAlone", func(t *testing.T) {
+		t.Parallel()
+		l := setup(t, 2, nil)
+		for _, rail := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+			require.Eventually(t, func() bool { return l.ask(t, a, rail).Granted }, 30*time.Second, 10*time.Millisecond)
+			at := time.Now()
+			ask := bucket.Ask{Provider: provider, Tenant: a, Rail: rail, Messages: 5}
+			require.False(t, l.Renew(t.Context(), ask, 0), "the next one is half a second away")
+			require.True(t, l.Renew(t.Context(), ask, 30*time.Second))
+			require.Greater(t, time.Since(at), 200*time.Millisecond)
+		}
+		got, err := l.Levels(t.Context(), provider)
+		require.NoError(t, err)
+		require.LessOrEqual(t, got.DayUsed, 2, "one message an ask; a renewal charges none")
+	})
+
 	// FS-MSG-0005 AC5
 	t.Run("SpendsNothingOfAnotherTenantsBucket", func(t *testing.T) {
 		t.Parallel()

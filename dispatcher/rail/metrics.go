@@ -52,7 +52,7 @@ func NewMetrics(reg prometheus.Registerer, channels []string) *Metrics {
 			for _, class := range attemptClasses() {
 				m.attempts.WithLabelValues(c, r, class)
 			}
-			for _, why := range []string{"orphan", "stale", "refused", "parked", "rerouted", string(sends.Gone), string(sends.Busy), string(sends.Closed)} {
+			for _, why := range []string{"orphan", "stale", "refused", "parked", "rerouted", "late", string(sends.Gone), string(sends.Busy), string(sends.Closed)} {
 				m.records.WithLabelValues(c, r, why)
 			}
 			for _, kind := range []string{"recreated", "truncated", "missed", "configuration", "sender", "dead_letter", "needs_review"} {

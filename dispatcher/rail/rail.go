@@ -92,6 +92,7 @@ func pick[T any](first bool, a, b T) T {
 // Limiter hands out tokens; *bucket.Limiter is one.
 type Limiter interface {
 	Ask(ctx context.Context, a bucket.Ask) bucket.Answer
+	Renew(ctx context.Context, a bucket.Ask, within time.Duration) bool
 	Report(ctx context.Context, r bucket.Report)
 }
 
@@ -138,6 +139,7 @@ type Worker struct {
 	cl    *kgo.Client
 	adm   *kadm.Client
 	slots *slotKeeper
+	late  lateness
 
 	ready     chan struct{}
 	readyOnce sync.Once

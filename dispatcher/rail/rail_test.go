@@ -2,6 +2,7 @@ package rail_test
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,6 +70,42 @@ func TestDuplicates(t *testing.T) {
 	}
 	requests, _ := b.fake.count()
 	require.Equal(t, 21, requests, "a record of a finished job costs no request")
+}
+
+// TestLateTokens holds requests up between their tokens and the provider, as a slow
+// database or a machine that stands does. Let go together they would arrive
+// together, and be refused; they take other tokens, and come apart as those do.
+func TestLateTokens(t *testing.T) {
+	t.Parallel()
+	for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
+		t.Run(r, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			const jobs = 4
+			for range jobs {
+				if r == schemas.RailMarketing {
+					b.enqueueBatch(b.tenant, 2, nil)
+				} else {
+					b.enqueue(job{})
+				}
+			}
+			var all sync.WaitGroup
+			all.Add(jobs)
+			var held atomic.Int32
+			b.start(setup{rail: r, rate: 10, hook: func(at rail.Point) {
+				if at == rail.PointToken && held.Add(1) <= jobs {
+					all.Done()
+					all.Wait()
+					time.Sleep(400 * time.Millisecond) // the last of them is late too
+				}
+			}})
+			b.eventually("all have arrived", func() bool { n, _ := b.fake.count(); return n == jobs })
+			b.fake.mu.Lock()
+			defer b.fake.mu.Unlock()
+			took := b.fake.requests[jobs-1].at.Sub(b.fake.requests[0].at)
+			require.Greater(t, took, 150*time.Millisecond, "a ninth of a second apart, as they were granted")
+		})
+	}
 }
 
 // FS-MSG-0005 AC3

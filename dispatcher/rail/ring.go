@@ -20,6 +20,7 @@ type item struct {
 	lane     int       // 0 before 1: transactional before product
 	bound    string    // the provider that may have taken its request; empty: any
 	route    *route    // the way that its token is for
+	asked    time.Time // when its token was asked for
 }
 
 // queue is one tenant's jobs, in order within each lane.

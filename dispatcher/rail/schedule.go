@@ -43,7 +43,7 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 			continue
 		}
 		asked := time.Now()
-		ans := w.deps.Limiter.Ask(ctx, bucket.Ask{Provider: it.route.name, Tenant: it.ref.TenantID, Rail: w.cfg.Rail, Messages: it.messages})
+		ans := w.deps.Limiter.Ask(ctx, w.askFor(it))
 		w.mu.Lock()
 		if ctx.Err() != nil {
 			it.route.health.abort()
@@ -67,6 +67,7 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 			continue
 		}
 		q.granted(asked)
+		it.asked = asked
 		ok := w.ring.take(it)
 		if ok {
 			it.entry.w.fly(it.entry)
@@ -81,6 +82,10 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 			return it, ans
 		}
 	}
+}
+
+func (w *Worker) askFor(it *item) bucket.Ask {
+	return bucket.Ask{Provider: it.route.name, Tenant: it.ref.TenantID, Rail: w.cfg.Rail, Messages: it.messages}
 }
 
 // pickNext gives the job whose turn it is, or how long nothing can be done.

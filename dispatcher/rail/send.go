@@ -3,6 +3,7 @@ package rail
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -50,6 +51,14 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 		w.write(it, c, c.GivenBack())
 		return
 	}
+	if w.late.of(time.Since(it.asked)) && !w.deps.Limiter.Renew(w.work, w.askFor(it), renewWithin) {
+		w.mu.Lock()
+		it.route.health.abort()
+		w.mu.Unlock()
+		w.count("late")
+		w.write(it, c, c.GivenBack())
+		return
+	}
 	w.at(PointClaimed)
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(w.work, w.cfg.SendTimeout)
@@ -64,6 +73,27 @@ func (w *Worker) send(it *item, grant bucket.Answer) {
 	w.observe(c.Provider.Name(), class, time.Since(started))
 	w.report(c, step, class, time.Since(started))
 	w.write(it, c, step)
+}
+
+const (
+	// lateGrant is how much longer than it usually takes the way from a token to its
+	// request may be. Nine tenths of a provider's rate leave a tenth of a second for
+	// what is late.
+	lateGrant = 60 * time.Millisecond
+	// renewWithin bounds the wait for another token; the job goes back into its queue
+	// then. It is far below a lease.
+	renewWithin = 2 * time.Second
+)
+
+// lateness knows how long the way from a token to its request usually is. What is
+// always slow does no harm: requests then come as far apart as their tokens.
+type lateness struct{ usual atomic.Int64 }
+
+// of says that a request would be late, and learns from it.
+func (l *lateness) of(took time.Duration) bool {
+	usual := l.usual.Load()
+	l.usual.Store(usual + (int64(took)-usual)/8) // a lost update is one sample less
+	return took > time.Duration(usual)+lateGrant
 }
 
 // claim claims a job, waiting out the database; a missing partition is made.
