@@ -210,7 +210,7 @@ func TestBlastVsOTP(t *testing.T) {
 		require.Less(t, rep.Result.P99, 5000.0, "ms")
 		// The buckets keep to the provider's rate; a machine that stands still for a
 		// moment lets requests out together.
-		require.Less(t, rep.Details["answered_429_percent"], 20.0)
+		require.Less(t, rep.Details["answered_429_percent"], 40.0)
 		require.Positive(t, rep.Details["blast_left"], "the blast went on all the time")
 		// No more than is permitted, but for a request at each end; on a busy machine
 		// marketing yields, and uses less.
