@@ -60,9 +60,12 @@ launch() {
   echo "$pid $(born "$pid")" >"$dir/pid/$part"
 }
 
-# await PART COMMAND... waits until COMMAND says that the part answers.
+# await PART COMMAND... waits until COMMAND says that the part answers. A part that
+# ends is noticed at once; the deadline is for one that hangs, and far beyond what a
+# JVM takes to start on a machine that is busy with several.
 await() {
-  local part=$1 deadline=$((SECONDS + 90))
+  local part=$1 patience=300
+  local deadline=$((SECONDS + patience))
   shift
   until "$@" >/dev/null 2>&1; do
     if ! alive "$part"; then
@@ -71,7 +74,7 @@ await() {
     fi
     if ((SECONDS > deadline)); then
       tail -n 15 "$dir/log/$part.log" >&2
-      fail "$part does not answer after 90 s, its log is $dir/log/$part.log"
+      fail "$part does not answer after $patience s, its log is $dir/log/$part.log"
     fi
     sleep 0.1
   done

@@ -47,8 +47,8 @@ unset CARRIL_KAFKA_BROKERS CARRIL_REGISTRY_URL CARRIL_POSTGRES_URL CARRIL_REDIS_
 # One package after the other, and one test after the other in it: they stop what
 # the others would need. The short forms of the rows that need no real parts of
 # their own run here too, on the real ones.
-rows='Fault|TestKillAtEveryStep|TestCommitOfUnknownOutcome|TestModelWithRandomCrashes|TestBrokerTrouble|TestDependencyAway'
-packages=(./internal/testkit/ledger ./internal/stream ./internal/pg ./processor/eventlog ./processor/partition ./ingestor ./cmd/carril/e2e)
+rows='Fault|TestKillAtEveryStep|TestDatabaseTrouble|TestCommitOfUnknownOutcome|TestModelWithRandomCrashes|TestBrokerTrouble|TestDependencyAway'
+packages=(./internal/stream ./internal/pg ./ingestor ./processor/archive ./cmd/carril/e2e)
 if (($#)) && [[ $* != ./... ]]; then packages=("$@"); fi
 bin/withstack -external -count -- go test -json -count=1 -timeout 90m -p 1 -tags faults -run "$rows" ${TESTFLAGS:-} "${packages[@]}" &
 tests=$!

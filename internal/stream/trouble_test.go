@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 
@@ -14,11 +15,12 @@ import (
 )
 
 // TestDatabaseTrouble is F18, F19 and F20 in short: 500 records while the
-// database ends every session, refuses to write, or holds a lock. The stage waits,
-// keeps its partitions (their epoch is what it was), and puts nothing aside.
+// database ends every session, refuses to write, holds a lock, or has no
+// connection left. The stage waits, keeps its partitions (their epoch is what it
+// was), and puts nothing aside.
 func TestDatabaseTrouble(t *testing.T) {
-	for name, trouble := range map[string]func(t *testing.T, b *bench, admin *pgx.Conn) (heal func()){
-		"EverySessionEnds": func(t *testing.T, b *bench, admin *pgx.Conn) func() {
+	for name, trouble := range map[string]func(t *testing.T, b *bench, admin *pgx.Conn, pool *pgxpool.Pool) (heal func()){
+		"EverySessionEnds": func(t *testing.T, b *bench, admin *pgx.Conn, _ *pgxpool.Pool) func() {
 			for range 5 {
 				_, err := admin.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 				require.NoError(t, err)
@@ -26,7 +28,7 @@ func TestDatabaseTrouble(t *testing.T) {
 			}
 			return func() {}
 		},
-		"ReadOnlyAsAfterAFailover": func(t *testing.T, b *bench, admin *pgx.Conn) func() {
+		"ReadOnlyAsAfterAFailover": func(t *testing.T, b *bench, admin *pgx.Conn, _ *pgxpool.Pool) func() {
 			_, err := admin.Exec(t.Context(), fmt.Sprintf(`ALTER DATABASE %s SET default_transaction_read_only = on`, b.pool.Config().ConnConfig.Database))
 			require.NoError(t, err)
 			_, err = admin.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
@@ -36,12 +38,28 @@ func TestDatabaseTrouble(t *testing.T) {
 				require.NoError(t, err)
 			}
 		},
-		"ALockIsHeld": func(t *testing.T, b *bench, admin *pgx.Conn) func() {
+		"ALockIsHeld": func(t *testing.T, b *bench, admin *pgx.Conn, _ *pgxpool.Pool) func() {
 			tx, err := admin.Begin(t.Context())
 			require.NoError(t, err)
 			_, err = tx.Exec(t.Context(), `LOCK TABLE effects IN ACCESS EXCLUSIVE MODE`)
 			require.NoError(t, err)
 			return func() { require.NoError(t, tx.Rollback(t.Context())) }
+		},
+		// F20: others have every connection of the pool, for longer than a batch waits.
+		"ThePoolIsExhausted": func(t *testing.T, b *bench, _ *pgx.Conn, pool *pgxpool.Pool) func() {
+			held := make([]*pgxpool.Conn, pool.Config().MaxConns)
+			for i := range held {
+				var err error
+				held[i], err = pool.Acquire(t.Context())
+				require.NoError(t, err)
+			}
+			given := pool.Stat().CanceledAcquireCount()
+			return func() {
+				require.Eventually(t, func() bool { return pool.Stat().CanceledAcquireCount() > given }, time.Minute, 10*time.Millisecond, "a batch gave up waiting")
+				for _, c := range held {
+					c.Release()
+				}
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,14 +75,14 @@ func TestDatabaseTrouble(t *testing.T) {
 			require.NoError(t, err)
 			b.send(0, values("a", 200)...)
 			reg := newAlarmCounter()
-			b.loop(func(_ *Config, d *Deps) { d.Pool, d.Metrics = pool, reg.m })
+			b.loop(func(c *Config, d *Deps) { d.Pool, d.Metrics, c.TxTimeout = pool, reg.m, 2*time.Second })
 			b.awaitEffects(200)
 			epochs := func() (n int) {
 				require.NoError(t, admin.QueryRow(t.Context(), `SELECT sum(epoch)::int FROM core.stream_positions`).Scan(&n))
 				return n
 			}
 			was := epochs()
-			heal := trouble(t, b, admin)
+			heal := trouble(t, b, admin, pool)
 			b.send(0, values("b", 150)...)
 			b.send(1, values("c", 150)...)
 			if name != "EverySessionEnds" {

@@ -149,6 +149,90 @@ func TestFaultSlow(t *testing.T) {
 	f.judge()
 }
 
+// TestFaultConnectionsExhausted is F20's last part: others have taken every
+// connection that the server gives (53300), past the sessions of every group. The
+// stages wait and keep their partitions; the front door does not notice.
+func TestFaultConnectionsExhausted(t *testing.T) {
+	f := newFaultRun(t, "F20 connections")
+	c := f.copyPostgres()
+	c.start("max_connections=100")
+	f.moveTo(c)
+	f.ingest(0)
+	stages := f.stages("p0")
+	l := f.load(1, 8, 5*time.Millisecond)
+	f.awaitAcked(200)
+	epochs := `SELECT sum(epoch)::int FROM core.stream_positions WHERE stage = 'append'`
+	before := f.db.count(epochs)
+	g := f.grabConnections()
+	g.all()
+	// The sampler of the places cannot look either; what is held can.
+	rows := `SELECT count(*)::int FROM core.tracked_events WHERE occurred_at > '-infinity'`
+	stood := g.count(rows)
+	f.awaitAcked(200)
+	time.Sleep(10 * time.Second) // past every session
+	require.Equal(t, stood, g.count(rows), "nobody else had a connection: else the run is void")
+	require.Equal(t, before, g.count(epochs), "nobody was taken for dead")
+	g.release()
+	f.heal()
+	f.awaitAcked(100)
+	l.stop()
+	refused := strings.Count(stages.log.String(), "53300")
+	f.book.Promise("connections refused with 53300", 1, refused)
+	f.figure("%d connections held, %d refusals with 53300", len(g.held), refused)
+	f.judge()
+	require.Equal(t, before, f.db.count(epochs), "nobody was taken for dead afterwards")
+	require.Zero(t, f.db.count(`SELECT count(*) FROM core.dead_letters`))
+}
+
+// grabbed are connections that the test keeps from everybody else.
+type grabbed struct {
+	t    *testing.T
+	url  string
+	held []*pgx.Conn
+}
+
+func (f *faultRun) grabConnections() *grabbed {
+	g := &grabbed{t: f.t, url: f.db.url}
+	f.t.Cleanup(g.release)
+	return g
+}
+
+// all takes every connection there is: what is free first, then what others have,
+// whose sessions it ends until none is left.
+func (g *grabbed) all() {
+	g.t.Helper()
+	const others = `FROM pg_stat_activity WHERE backend_type = 'client backend' AND NOT pid = ANY($1)`
+	eventually(g.t, time.Minute, func() bool {
+		for {
+			conn, err := pgx.Connect(g.t.Context(), g.url)
+			if err != nil {
+				require.ErrorContains(g.t, err, "53300")
+				break
+			}
+			g.held = append(g.held, conn)
+		}
+		pids := make([]int32, len(g.held))
+		for i, conn := range g.held {
+			pids[i] = int32(conn.PgConn().PID()) //nolint:gosec // a process id
+		}
+		left := 0
+		require.NoError(g.t, g.held[0].QueryRow(g.t.Context(), `SELECT count(pg_terminate_backend(pid)) `+others, pids).Scan(&left))
+		return left == 0
+	}, func() string { return "nobody else has a connection" })
+}
+
+func (g *grabbed) count(sql string) (n int) {
+	g.t.Helper()
+	require.NoError(g.t, g.held[0].QueryRow(g.t.Context(), sql).Scan(&n))
+	return n
+}
+
+func (g *grabbed) release() {
+	for _, conn := range g.held {
+		_ = conn.Close(context.Background()) // its server may be gone
+	}
+}
+
 // TestFaultLateStatement is F21: the server's processes are stopped in the middle
 // of what they do, their clients give up and try again, and then they wake and
 // apply it all the same.

@@ -83,7 +83,7 @@ func gone(pid int) bool {
 
 // up starts what does not run.
 func (p parts) up() {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // services.sh gives up sooner
 	defer cancel()
 	for _, part := range []string{"kafka", "postgres", "redis", "registry"} {
 		if b, err := os.ReadFile(filepath.Join(p.dir, "pid", part)); err == nil {
