@@ -30,7 +30,7 @@ test-kafka: ## test against a real Kafka, registry, PostgreSQL, Redis and S3 gat
 	exec deploy/services/test-kafka.sh $(PKG)
 
 .PHONY: test-faults
-test-faults: ## the full matrix of faults on real parts, each run judged by a ledger (about 30 minutes)
+test-faults: ## the full matrix of faults on real parts, each run judged by a ledger (about 40 minutes)
 	exec deploy/services/test-faults.sh $(PKG)
 
 .PHONY: bench
