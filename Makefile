@@ -52,13 +52,12 @@ services-down: ## stop what `make services` started; its data stays
 
 ##@ Code
 .PHONY: lint
-lint: ## check formatting, imports, errors, comments, the generated query code, that queries name their partitions, and that the comparison builds
+lint: ## check formatting, imports, errors, comments, the generated query code, and that queries name their partitions
 	$(GOTOOL) golangci-lint run
 	$(GOTOOL) sqlc diff
 	go -C internal/partitionlint test ./...
 	go -C internal/partitionlint build -o $(CURDIR)/bin/partitionlint .
 	bin/partitionlint
-	go -C deploy/load/compare vet ./...
 
 .PHONY: generate
 generate: ## write the query code anew from the SQL files
