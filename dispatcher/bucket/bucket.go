@@ -49,7 +49,7 @@ type Config struct {
 	Rail      string            // the only rail that asks here; empty: both may. Marketing takes no local share, so it is not counted among those who do
 	Providers map[string]Stated // by provider.Provider.Name
 	Reserve   *float64          // share of a quota that marketing leaves to transactional; default 0.1
-	Budget    time.Duration     // longest an ask may wait for Redis; default 50 ms
+	Budget    time.Duration     // longest an ask may wait for Redis; default 250 ms
 	Retry     time.Duration     // how often Redis is tried again while it is away; default 500 ms
 	Refresh   time.Duration     // how often the configuration is read again without a notice; default 5 s
 }
@@ -59,7 +59,7 @@ func (c Config) withDefaults() Config {
 		c.Reserve = new(0.1)
 	}
 	if c.Budget == 0 {
-		c.Budget = 50 * time.Millisecond
+		c.Budget = 250 * time.Millisecond
 	}
 	if c.Retry == 0 {
 		c.Retry = 500 * time.Millisecond
@@ -181,16 +181,27 @@ func (l *Limiter) Ask(ctx context.Context, a Ask) Answer {
 	return ans
 }
 
+// catchUp is the part of an interval that an ask which came late may come early the
+// next time: timers and scheduling take some of every interval, and a bucket of one
+// would lose all of it. A second never holds a request more for it, at nine tenths
+// of any rate (docs/decisions/bucket-script.md).
+func catchUp(rate float64) float64 { return min(0.1, 0.05*rate) }
+
 func (l *Limiter) askRedis(ctx context.Context, a Ask, mode ratelimit.Mode, provider, tenant ratelimit.Bucket) (Answer, bool) {
 	if !l.mayTry(time.Now()) {
 		return Answer{}, false
 	}
+	asker := l.cfg.Asker
+	if mode == ratelimit.Renew {
+		asker += "-late" // its mark is not that of the tenant's next ask
+	}
+	provider.Capacity += catchUp(provider.Rate)
 	q := l.Quotas(a.Provider)
 	rctx, cancel := context.WithTimeout(ctx, l.cfg.Budget)
 	defer cancel()
 	got, err := l.script.Take(rctx, l.deps.Redis, ratelimit.Ask{
 		Keys: l.keys(a.Provider, a.Tenant, a.Rail), Mode: mode, Provider: provider, Tenant: tenant,
-		TenantID: a.Tenant.String(), Asker: l.cfg.Asker, Messages: a.Messages,
+		TenantID: a.Tenant.String(), Asker: asker, Messages: a.Messages,
 		Quota: ratelimit.QuotaLimits{Day: q.Day, Month: q.Month, Reserve: q.Reserve, Now: l.deps.Now()},
 	})
 	l.heard(ctx, a.Provider, got, err)
@@ -206,7 +217,7 @@ func (l *Limiter) askRedis(ctx context.Context, a Ask, mode ratelimit.Mode, prov
 // turn had come; marketing waits in its order, behind the codes. Nothing is charged
 // to tenant or quotas again. False: there was none within the time.
 func (l *Limiter) Renew(ctx context.Context, a Ask, within time.Duration) bool {
-	mode := ratelimit.Plain
+	mode := ratelimit.Renew
 	if a.Rail == schemas.RailMarketing {
 		mode = ratelimit.Marketing
 	}

@@ -121,18 +121,16 @@ func TestDecision(t *testing.T) {
 		d := decision{cfg: YieldConfig{}.withDefaults()}
 		at := time.Now()
 		d.see(reading{at: at, old: true}, 10)
-		for range 3 { // well for a second at the last, and two are not over
+		for range 3 { // well for long enough at the second, and two seconds are not over
 			at = at.Add(500 * time.Millisecond)
 			yield, _ := d.see(reading{at: at, young: true}, 10)
 			require.True(t, yield)
 		}
 		at = at.Add(500 * time.Millisecond)
 		d.see(reading{at: at, young: false}, 10) // between the thresholds: the count begins again
-		for range 2 {
-			at = at.Add(500 * time.Millisecond)
-			yield, _ := d.see(reading{at: at, young: true}, 10)
-			require.True(t, yield)
-		}
+		at = at.Add(500 * time.Millisecond)
+		still, _ := d.see(reading{at: at, young: true}, 10)
+		require.True(t, still)
 		at = at.Add(500 * time.Millisecond)
 		yield, _ := d.see(reading{at: at, young: true}, 10)
 		require.False(t, yield)

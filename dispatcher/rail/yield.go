@@ -22,7 +22,7 @@ type YieldConfig struct {
 	Depth     int64         // records behind at which marketing yields whatever the rate; default 1,000
 	SendP95   time.Duration // of one request; default 300 ms
 	Commit    time.Duration // the worker's commit interval; default 100 ms
-	ResumeFor time.Duration // how long it must be well before marketing resumes; default a fifth of Budget
+	ResumeFor time.Duration // how long it must be well before marketing resumes; default a tenth of Budget
 	Least     time.Duration // shortest yield; default 2 s
 }
 
@@ -31,7 +31,7 @@ func (c YieldConfig) withDefaults() YieldConfig {
 	c.Depth = def(c.Depth, 1000)
 	c.SendP95 = def(c.SendP95, 300*time.Millisecond)
 	c.Commit = def(c.Commit, 100*time.Millisecond)
-	c.ResumeFor = def(c.ResumeFor, c.yieldAt())
+	c.ResumeFor = def(c.ResumeFor, c.Budget/10)
 	c.Least = def(c.Least, 2*time.Second)
 	return c
 }

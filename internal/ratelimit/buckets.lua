@@ -72,6 +72,8 @@ local depth, whole = number(ARGV[17], 0), ARGV[18] == '1'
 local member = tenant .. ':' .. asker
 local waiters, served = KEYS[3], KEYS[4]
 if mode == 'marketing' then waiters, served = KEYS[6], KEYS[7] end
+-- The last grant came to nothing: its tenant is where it was before, ahead of all.
+if mode == 'renew' then redis.call('ZREM', served, tenant) end
 local askers = 0
 if mode == 'transactional' or mode == 'seen' then
   redis.call('ZADD', KEYS[5], text(now + 30000000), asker)

@@ -31,6 +31,7 @@ type Mode string
 const (
 	Transactional Mode = "transactional" // waits in the order of who was served least recently
 	Marketing     Mode = "marketing"     // gets nothing while anybody transactional waits, and else waits in an order of its own
+	Renew         Mode = "renew"         // transactional whose last token came to nothing: its turn is the next
 	Plain         Mode = "plain"         // buckets only: the API's limiter
 )
 

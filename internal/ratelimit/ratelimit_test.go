@@ -266,6 +266,25 @@ func TestFairness(t *testing.T) {
 		require.Equal(t, 1, v.take(ask).Granted, "the mark lives, and the token has lain for an interval")
 	})
 
+	t.Run("GivesATokenThatCameToNothingAgainBeforeAllOthers", func(t *testing.T) {
+		t.Parallel()
+		v := newVirtual(t)
+		ask := func(mode ratelimit.Mode, tenant string) ratelimit.Answer {
+			return v.take(ratelimit.Ask{Mode: mode, TenantID: tenant, Asker: "1", Provider: ratelimit.Bucket{Capacity: 1, Rate: 50}})
+		}
+		require.Equal(t, 1, ask(ratelimit.Transactional, "b").Granted)
+		v.to(v.now.Add(20 * time.Millisecond))
+		require.Equal(t, 1, ask(ratelimit.Transactional, "a").Granted)
+		require.Equal(t, ratelimit.Provider, ask(ratelimit.Transactional, "b").Reason)
+		require.Equal(t, ratelimit.Provider, ask(ratelimit.Renew, "a").Reason)
+		v.to(v.now.Add(20 * time.Millisecond))
+		require.Equal(t, ratelimit.Waiter, ask(ratelimit.Transactional, "b").Reason, "served less recently, but a was not served")
+		require.Equal(t, ratelimit.Waiter, ask(ratelimit.Marketing, "c").Reason)
+		require.Equal(t, 1, ask(ratelimit.Renew, "a").Granted)
+		v.to(v.now.Add(20 * time.Millisecond))
+		require.Equal(t, 1, ask(ratelimit.Transactional, "b").Granted)
+	})
+
 	t.Run("KeepsTheLastTokenOfABurstForACode", func(t *testing.T) {
 		t.Parallel()
 		v := newVirtual(t)
