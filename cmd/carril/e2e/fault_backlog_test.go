@@ -187,7 +187,6 @@ func TestFaultHistoricalImport(t *testing.T) {
 	f.ingest(0)
 	f.pile(f.tenant, f.key, n, true)
 	f.stages("p0")
-	f.heal()
 	stop := make(chan struct{})
 	var live sync.WaitGroup
 	var lags []time.Duration
