@@ -85,10 +85,15 @@ func schemaOf(topic string) (string, bool) {
 			return "send_batch", true
 		}
 	}
-	for _, t := range Topics(nil) {
-		if t.Name == topic {
-			return t.Schema, true
-		}
-	}
-	return "", false
+	name, ok := schemaNames[topic]
+	return name, ok
 }
+
+// schemaNames are asked for every record.
+var schemaNames = func() map[string]string {
+	names := map[string]string{}
+	for _, t := range Topics(nil) {
+		names[t.Name] = t.Schema
+	}
+	return names
+}()

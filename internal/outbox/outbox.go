@@ -135,9 +135,44 @@ func (l Lane) Append(ctx context.Context, tx pgx.Tx, msgs []Message) ([]Item, er
 		return nil, err
 	}
 	if err := l.write(ctx, tx, msgs, first); err != nil {
-		return nil, fmt.Errorf("write %d outbox rows: %w", len(msgs), err)
+		return nil, err
 	}
 	return Number(msgs, first, at), nil
+}
+
+// Share is what one lane gets of messages that go to several.
+type Share struct {
+	Lane     Lane
+	Messages []Message
+}
+
+// AppendShares is Append to several lanes, whose locks are taken in the order of
+// the shares. It takes two round trips where a Tx has it, however many there are.
+func AppendShares(ctx context.Context, tx pgx.Tx, shares []Share) error {
+	taken, n := make([]*Taken, len(shares)), 0
+	for i, s := range shares {
+		var err error
+		if taken[i], err = s.Lane.Queue(ctx, tx, len(s.Messages)); err != nil {
+			return err
+		}
+		n += len(s.Messages)
+	}
+	if err := pg.Flush(ctx, tx); err != nil {
+		return err
+	}
+	if n >= copyFrom {
+		rows := make([]outboxRow, 0, n)
+		for i, s := range shares {
+			rows = appendRows(rows, s.Lane.ID, taken[i].First, s.Messages)
+		}
+		return copyRows(ctx, tx, rows)
+	}
+	for i, s := range shares {
+		if err := s.Lane.write(ctx, tx, s.Messages, taken[i].First); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // copyFrom is the number of messages from which a COPY is cheaper than an
@@ -147,18 +182,43 @@ const copyFrom = 100
 func (l Lane) write(ctx context.Context, tx pgx.Tx, msgs []Message, first int64) error {
 	n := len(msgs)
 	if n >= copyFrom {
-		const sql = `COPY core.outbox (lane, lane_seq, topic, key, value, headers) FROM STDIN BINARY`
-		return pg.Copy(ctx, tx, sql, n, func(row pg.CopyRow, i int) pg.CopyRow {
-			m := &msgs[i]
-			return row.Columns(6).Int32(l.ID).Int64(first + int64(i)).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(string(EncodeHeaders(m.Headers)))
-		})
+		return copyRows(ctx, tx, appendRows(make([]outboxRow, 0, n), l.ID, first, msgs))
 	}
 	rows := streamdb.AppendOutboxParams{Lane: l.ID, First: first,
 		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([]string, n)}
 	for i, m := range msgs {
 		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, string(EncodeHeaders(m.Headers))
 	}
-	return streamdb.New(tx).AppendOutbox(ctx, rows)
+	if err := streamdb.New(tx).AppendOutbox(ctx, rows); err != nil {
+		return fmt.Errorf("write %d outbox rows: %w", n, err)
+	}
+	return nil
+}
+
+// outboxRow is a message at its place.
+type outboxRow struct {
+	lane int32
+	seq  int64
+	*Message
+}
+
+func appendRows(rows []outboxRow, lane int32, first int64, msgs []Message) []outboxRow {
+	for i := range msgs {
+		rows = append(rows, outboxRow{lane, first + int64(i), &msgs[i]})
+	}
+	return rows
+}
+
+func copyRows(ctx context.Context, tx pgx.Tx, rows []outboxRow) error {
+	const sql = `COPY core.outbox (lane, lane_seq, topic, key, value, headers) FROM STDIN BINARY`
+	err := pg.Copy(ctx, tx, sql, len(rows), func(row pg.CopyRow, i int) pg.CopyRow {
+		m := rows[i]
+		return row.Columns(6).Int32(m.lane).Int64(m.seq).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(string(EncodeHeaders(m.Headers)))
+	})
+	if err != nil {
+		return fmt.Errorf("write %d outbox rows: %w", len(rows), err)
+	}
+	return nil
 }
 
 // Number gives messages their sequences from first on.

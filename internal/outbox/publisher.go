@@ -390,12 +390,26 @@ func (p *Publisher) move(ctx context.Context) error {
 }
 
 func (p *Publisher) records(items []Item) []*kgo.Record {
-	rs := make([]*kgo.Record, len(items))
-	for i, it := range items {
-		id := strconv.AppendInt(nil, int64(p.lane.ID), 10)
-		id = strconv.AppendInt(append(id, ':'), it.Seq, 10)
-		hs := append(it.Headers[:len(it.Headers):len(it.Headers)], kgo.RecordHeader{Key: "outbox-id", Value: id})
-		rs[i] = &kgo.Record{Topic: p.deps.Topic(it.Topic), Key: it.Key, Value: it.Value, Headers: hs}
+	const room = len("-2147483648:-9223372036854775808")
+	n := 0
+	for i := range items {
+		n += len(items[i].Headers) + 1
+	}
+	// All in few pieces of memory: they come and go together.
+	rs, made := make([]*kgo.Record, len(items)), make([]kgo.Record, len(items))
+	headers, ids := make([]kgo.RecordHeader, 0, n), make([]byte, 0, room*len(items))
+	var logical, topic string
+	for i := range items {
+		it := &items[i]
+		if i == 0 || it.Topic != logical {
+			logical, topic = it.Topic, p.deps.Topic(it.Topic)
+		}
+		id, hs := len(ids), len(headers)
+		ids = strconv.AppendInt(ids, int64(p.lane.ID), 10)
+		ids = strconv.AppendInt(append(ids, ':'), it.Seq, 10)
+		headers = append(append(headers, it.Headers...), kgo.RecordHeader{Key: "outbox-id", Value: ids[id:len(ids):len(ids)]})
+		made[i] = kgo.Record{Topic: topic, Key: it.Key, Value: it.Value, Headers: headers[hs:len(headers):len(headers)]}
+		rs[i] = &made[i]
 	}
 	return rs
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -49,15 +50,16 @@ func (w *worker) decode(ctx context.Context, records []*kgo.Record) ([]Record, [
 // rows where one of them is refused. It returns only when they are applied or
 // dead-lettered, when the worker is fenced, or when its context ends.
 //
-// ready is what the stage prepared of good; it serves the first attempt.
-func (w *worker) applyRange(ctx context.Context, good []Record, ready any, bad []reject, last *kgo.Record) error {
+// on is what was done ahead; it serves the first attempt.
+func (w *worker) applyRange(ctx context.Context, good []Record, on lead, bad []reject, last *kgo.Record) error {
 	backoff, raced := w.l.cfg.Backoff, false
 	for {
-		err := w.attempt(ctx, good, ready, bad, last)
-		ready = nil
+		err := w.attempt(ctx, good, on, bad, last)
 		if err == nil {
 			return nil
 		}
+		on.next.drop()
+		on = lead{}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -92,21 +94,21 @@ func (w *worker) applyRange(ctx context.Context, good []Record, ready any, bad [
 func (w *worker) bisect(ctx context.Context, good []Record, bad []reject, last *kgo.Record, cause error) error {
 	switch {
 	case len(good) == 1 && len(bad) == 0:
-		return w.applyRange(ctx, nil, nil, []reject{{record: good[0].Record, class: classOf(cause), reason: redact(cause)}}, last)
+		return w.applyRange(ctx, nil, lead{}, []reject{{record: good[0].Record, class: classOf(cause), reason: redact(cause)}}, last)
 	case len(good) == 0 && len(bad) == 1 && !bad[0].bare:
 		r := bad[0]
 		r.bare, r.reason = true, r.reason+"; its bytes were refused: "+redact(cause)
-		return w.applyRange(ctx, nil, nil, []reject{r}, last)
+		return w.applyRange(ctx, nil, lead{}, []reject{r}, last)
 	case len(good)+len(bad) < 2:
 		return fmt.Errorf("keep dead letters of %s/%d: %w", w.tp.topic, w.tp.partition, cause)
 	}
 	mid := middle(good, bad)
 	g, _ := slices.BinarySearchFunc(good, mid.Offset+1, func(r Record, at int64) int { return cmp.Compare(r.Offset, at) })
 	b, _ := slices.BinarySearchFunc(bad, mid.Offset+1, func(r reject, at int64) int { return cmp.Compare(r.record.Offset, at) })
-	if err := w.applyRange(ctx, good[:g], nil, bad[:b:b], mid); err != nil {
+	if err := w.applyRange(ctx, good[:g], lead{}, bad[:b:b], mid); err != nil {
 		return err
 	}
-	return w.applyRange(ctx, good[g:], nil, bad[b:], last)
+	return w.applyRange(ctx, good[g:], lead{}, bad[b:], last)
 }
 
 // middle is the last record of the first half of a batch, by offset.
@@ -124,10 +126,11 @@ func middle(good []Record, bad []reject) *kgo.Record {
 
 // attempt is one transaction. Its outcome is never guessed: a commit that gave
 // an error is settled by reading the position back.
-func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []reject, last *kgo.Record) error {
+func (w *worker) attempt(ctx context.Context, good []Record, on lead, bad []reject, last *kgo.Record) error {
 	if len(good) > w.l.cfg.MaxRecords {
 		giveBack, err := w.l.deps.Slots.take(ctx)
 		if err != nil {
+			on.front.rollback()
 			return err
 		}
 		defer giveBack()
@@ -136,14 +139,12 @@ func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []re
 	tctx, cancel := context.WithTimeout(ctx, w.l.cfg.TxTimeout)
 	defer cancel()
 	from, end := w.position(), last.Offset+1
-	b := &Batch{Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, Records: good, Prepared: ready,
-		events: w.claim.events, derived: w.claim.derived}
-	tx, err := pg.Begin(tctx, w.l.deps.Pool)
+	f, err := w.begin(tctx, good, on)
 	if err != nil {
-		return fmt.Errorf("begin: %w", err)
+		return err
 	}
-	b.tx = tx
-	commit, err := w.inTx(tctx, tx, b, bad, from, last)
+	tx, b := f.tx, f.b
+	commit, err := w.inTx(tctx, tx, b, on, bad, from, last)
 	if err != nil {
 		rollback(tx)
 		return err
@@ -166,6 +167,21 @@ func (w *worker) attempt(ctx context.Context, good []Record, ready any, bad []re
 	return nil
 }
 
+// begin gives the transaction that a batch is applied in: the one that has its
+// keys already, or a new one.
+func (w *worker) begin(ctx context.Context, good []Record, on lead) (*front, error) {
+	if on.front != nil {
+		return on.front, nil
+	}
+	tx, err := pg.Begin(ctx, w.l.deps.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("begin: %w", err)
+	}
+	f := &front{tx, w.batch(good, on.ready)}
+	f.b.tx = tx
+	return f, nil
+}
+
 func rollback(tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -174,12 +190,10 @@ func rollback(tx pgx.Tx) {
 
 // inTx does everything between BEGIN and COMMIT: position and batch row, the
 // stage, the dead letters, the outbox.
-func (w *worker) inTx(ctx context.Context, tx pgx.Tx, b *Batch, bad []reject, from int64, last *kgo.Record) (out committedBatch, err error) {
-	if err := w.advance(ctx, tx, from, last); err != nil {
-		return out, err
-	}
+func (w *worker) inTx(ctx context.Context, tx *pg.Tx, b *Batch, on lead, bad []reject, from int64, last *kgo.Record) (out committedBatch, err error) {
+	advanced := w.queueAdvance(tx, from, last)
 	if len(b.Records) > 0 {
-		if err := w.callHandler(ctx, tx, b); err != nil {
+		if err := w.callHandler(ctx, tx, b, on); err != nil {
 			return out, err
 		}
 		w.l.deps.Hook.at(PointApplied)
@@ -187,35 +201,60 @@ func (w *worker) inTx(ctx context.Context, tx pgx.Tx, b *Batch, bad []reject, fr
 	if err := keepDeadLetters(ctx, tx, w.l.cfg.Stage, w.claim.topicID, w.l.deps.Kafka.Logical, append(bad[:len(bad):len(bad)], b.rejects...)); err != nil {
 		return out, err
 	}
-	out.derived, err = b.derived.Append(ctx, tx, b.msgs)
-	return out, err
+	if out.derived, err = b.derived.Append(ctx, tx, b.msgs); err != nil {
+		return out, err
+	}
+	if !*advanced { // nothing was asked after it, and COMMIT must not travel with it
+		return out, tx.Flush(ctx)
+	}
+	return out, nil
 }
 
-// callHandler keeps a panic of the stage to the batch that caused it.
-func (w *worker) callHandler(ctx context.Context, tx pgx.Tx, b *Batch) (err error) {
+// callHandler lets the stage take its keys, where that was not done ahead, and
+// do the rest; the next batch's keys may be taken in between.
+func (w *worker) callHandler(ctx context.Context, tx pgx.Tx, b *Batch, on lead) error {
+	return w.guard(b, func() error {
+		if stage, ok := w.l.deps.Handler.(Fencer); ok {
+			if on.front == nil {
+				if err := stage.Fence(ctx, tx, b); err != nil {
+					return err
+				}
+			}
+			on.next.open()
+		}
+		return w.l.deps.Handler.Apply(ctx, tx, b)
+	})
+}
+
+// guard keeps a panic of the stage to the batch that caused it.
+func (w *worker) guard(b *Batch, work func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			w.l.log.Error("stage panicked", "stage", b.Stage, "topic", b.Topic, "partition", b.Partition, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
 			err = fmt.Errorf("%w: panic in stage %s", ErrPoison, b.Stage)
 		}
 	}()
-	return w.l.deps.Handler.Apply(ctx, tx, b)
+	return work()
 }
 
-// advance is the fence: position from where we stand to the batch's end, under
-// our epoch; and the batch's own row.
-func (w *worker) advance(ctx context.Context, tx pgx.Tx, from int64, last *kgo.Record) error {
-	job := ids.BatchOfOffsets(w.l.cfg.Stage, w.claim.topicID, w.tp.partition, w.claim.epoch, from)
-	moved, err := streamdb.New(tx).AdvancePosition(ctx, streamdb.AdvancePositionParams{
+// queueAdvance is the fence: position from where we stand to the batch's end, under
+// our epoch; and the batch's own row. It travels with the transaction's next
+// statement, which fails where another owner has taken over; done says that it has.
+func (w *worker) queueAdvance(tx *pg.Tx, from int64, last *kgo.Record) (done *bool) {
+	var ask pg.Captured
+	_, _ = streamdb.New(&ask).AdvancePosition(context.Background(), streamdb.AdvancePositionParams{
 		Stage: w.l.cfg.Stage, Topic: w.tp.topic, Partition: w.tp.partition, TopicID: w.claim.topicID, Epoch: w.claim.epoch,
-		FromOffset: from, NextOffset: last.Offset + 1, LeaderEpoch: last.LeaderEpoch, JobID: job})
-	if err != nil {
-		return fmt.Errorf("advance position: %w", err)
-	}
-	if moved == 0 {
-		return errFenced
-	}
-	return nil
+		FromOffset: from, NextOffset: last.Offset + 1, LeaderEpoch: last.LeaderEpoch,
+		JobID: ids.BatchOfOffsets(w.l.cfg.Stage, w.claim.topicID, w.tp.partition, w.claim.epoch, from)})
+	done = new(bool)
+	tx.Queue(ask.SQL, ask.Args...).Exec(func(moved pgconn.CommandTag) error {
+		*done = true
+		if moved.RowsAffected() == 0 {
+			return errFenced
+		}
+		return nil
+	})
+	return done
 }
 
 // settle finds out whether a commit of unknown outcome landed. The row lock

@@ -14,6 +14,7 @@ type Point string
 // lies between two of them, and is cut in the network.
 const (
 	PointPolled     Point = "polled"     // records were fetched
+	PointAhead      Point = "ahead"      // a batch's keys are taken, in a transaction that waits for the batch before
 	PointApplied    Point = "applied"    // the stage's rows are written, its outbox is not
 	PointCommitting Point = "committing" // everything is written, COMMIT is not sent
 	PointCommitted  Point = "committed"  // COMMIT was answered, nothing is published

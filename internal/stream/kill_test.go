@@ -38,7 +38,7 @@ type child struct {
 // message, and Kafka's offset never runs ahead of the database.
 func TestKillAtEveryStep(t *testing.T) {
 	const n = 500
-	for _, point := range []Point{PointPolled, PointApplied, PointCommitting, "commit sent", PointCommitted, PointOffsets, PointEnded} {
+	for _, point := range []Point{PointPolled, PointAhead, PointApplied, PointCommitting, "commit sent", PointCommitted, PointOffsets, PointEnded} {
 		t.Run(string(point), func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, 2)
@@ -177,7 +177,7 @@ func runAsChild(raw string) error {
 		}
 	}
 	l, err := New(Config{Stage: "effects", Topics: []string{"in"}, MaxRecords: 20, CatchupRecords: 20, Backoff: 5 * time.Millisecond},
-		Deps{Kafka: kc, Pool: pool, Sink: outbox.ClientSink{Client: producer}, Handler: &effects{}, Hook: hook, Log: slog.New(slog.DiscardHandler)})
+		Deps{Kafka: kc, Pool: pool, Sink: outbox.ClientSink{Client: producer}, Handler: &fencing{effects: &effects{}}, Hook: hook, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/softcrum/carril/internal/cores"
 )
@@ -12,7 +13,10 @@ import (
 // first of all, would be left what is over (docs/decisions/append.md). Batches of
 // no more than Config.MaxRecords, which is what a stage that keeps up has, need
 // none.
-type Slots struct{ free chan struct{} }
+type Slots struct {
+	free chan struct{}
+	wait atomic.Int32 // who wait for one
+}
 
 // NewSlots makes n; 0: half as many as the process has cores, which leaves the
 // others to a PostgreSQL on the same machine and to who waits for an answer.
@@ -20,7 +24,7 @@ func NewSlots(n int) *Slots {
 	if n <= 0 {
 		n = max(1, cores.Given()/2)
 	}
-	return &Slots{make(chan struct{}, n)}
+	return &Slots{free: make(chan struct{}, n)}
 }
 
 // take waits for a slot; nil slots are without end.
@@ -28,6 +32,8 @@ func (s *Slots) take(ctx context.Context) (giveBack func(), err error) {
 	if s == nil {
 		return func() {}, nil
 	}
+	s.wait.Add(1)
+	defer s.wait.Add(-1)
 	select {
 	case s.free <- struct{}{}:
 		return func() { <-s.free }, nil
@@ -35,3 +41,6 @@ func (s *Slots) take(ctx context.Context) (giveBack func(), err error) {
 		return nil, ctx.Err()
 	}
 }
+
+// wanted says that somebody waits for a slot.
+func (s *Slots) wanted() bool { return s != nil && s.wait.Load() > 0 }

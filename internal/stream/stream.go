@@ -135,8 +135,11 @@ type Batch struct {
 	Partition int32
 	Records   []Record
 	// Prepared is what a Preparer made of exactly these records; nil where they
-	// were parted, or tried before: Apply may use it up.
+	// were parted, or tried before: Apply, or Fence before it, may use it up.
 	Prepared any
+	// Ahead says that a Fencer is asked for the batch's keys while the batch before
+	// is still in the database: what it reads now, that one may change.
+	Ahead bool
 
 	tx      pgx.Tx
 	rejects []reject

@@ -117,10 +117,10 @@ func TestPositionIsTheFence(t *testing.T) {
 	late := func(off int64) Record {
 		return Record{Record: &kgo.Record{Topic: b.kcfg.Topic("in"), Offset: off, Value: []byte("late")}, Value: "late"}
 	}
-	err := w.attempt(t.Context(), []Record{late(3), late(4)}, nil, nil, late(4).Record)
+	err := w.attempt(t.Context(), []Record{late(3), late(4)}, lead{}, nil, late(4).Record)
 	require.ErrorIs(t, err, errFenced, "the same offsets under an old epoch")
 	w.claim.next = 5
-	err = w.attempt(t.Context(), []Record{late(5)}, nil, nil, late(5).Record)
+	err = w.attempt(t.Context(), []Record{late(5)}, lead{}, nil, late(5).Record)
 	require.ErrorIs(t, err, errFenced, "the right offset under an old epoch")
 	b.appliedOnce(5)
 }
@@ -256,6 +256,15 @@ func TestDatabaseAwayDuringAssignment(t *testing.T) { // I9
 // or cut, each key has one row, and the derived topic, read once a key, is
 // exactly the rows, each lane in its own order.
 func TestModelWithRandomCrashes(t *testing.T) {
+	t.Run("KeysWithTheBatch", func(t *testing.T) {
+		modelWithRandomCrashes(t, func(b *bench) Handler { return b.stage })
+	})
+	t.Run("KeysAhead", func(t *testing.T) {
+		modelWithRandomCrashes(t, func(b *bench) Handler { return &fencing{effects: b.stage} })
+	})
+}
+
+func modelWithRandomCrashes(t *testing.T, stage func(*bench) Handler) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -266,8 +275,9 @@ func TestModelWithRandomCrashes(t *testing.T) {
 	pool, err := pg.Open(t.Context(), pg.Config{URL: fmt.Sprintf("postgres://%s@%s/%s", url.User, proxy.Addr(), url.Database), MaxConns: 16})
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
+	handler := stage(b)
 	member := func() *running {
-		return b.loop(func(c *Config, d *Deps) { d.Pool = pool; c.MaxRecords, c.CatchupRecords = 20, 40 })
+		return b.loop(func(c *Config, d *Deps) { d.Pool, d.Handler = pool, handler; c.MaxRecords, c.CatchupRecords = 20, 40 })
 	}
 	live := []*running{member(), member()}
 	want := map[string]bool{}

@@ -100,82 +100,37 @@ func (w *worker) applyAll(ctx context.Context) error {
 		return w.waitForOperator(ctx)
 	}
 	actx, cancel := context.WithCancel(ctx)
-	var ahead <-chan prepared
+	var next *ahead
 	defer func() {
 		cancel()
-		if ahead != nil {
-			<-ahead
+		if next != nil {
+			next.take().front.rollback()
 		}
 	}()
 	for {
 		var p prepared
-		if ahead == nil {
+		if next == nil {
 			records, err := w.take(ctx)
 			if err != nil || records == nil {
 				return err
 			}
 			p = w.prepare(ctx, records)
 		} else {
-			p, ahead = <-ahead, nil
+			p, next = next.take(), nil
 			if w.stopping() {
+				p.front.rollback()
 				return nil // the next owner reads them again
 			}
 		}
 		if p.err != nil {
 			return p.err
 		}
-		ahead = w.prepareNext(actx)
-		if err := w.applyRange(ctx, p.good, p.ready, p.bad, p.last); err != nil {
+		next = w.lookAhead(actx)
+		if err := w.applyRange(ctx, p.good, lead{p.ready, p.front, next}, p.bad, p.last); err != nil {
 			return err
 		}
 		w.held.give(p.bytes)
 	}
-}
-
-// prepared is a batch that is decoded and not yet applied.
-type prepared struct {
-	good  []Record
-	ready any // what the stage prepared of good
-	bad   []reject
-	last  *kgo.Record
-	err   error
-	bytes int
-}
-
-func (w *worker) prepare(ctx context.Context, records []*kgo.Record) prepared {
-	good, bad, err := w.decode(ctx, records)
-	p := prepared{good: good, bad: bad, last: records[len(records)-1], err: err}
-	for _, r := range records {
-		p.bytes += recordBytes(r)
-	}
-	if stage, ok := w.l.deps.Handler.(Preparer); ok && err == nil && len(good) > 0 {
-		p.ready = w.callPrepare(ctx, stage, good)
-	}
-	return p
-}
-
-// callPrepare keeps a panic of the stage from the process: Apply meets it again.
-func (w *worker) callPrepare(ctx context.Context, stage Preparer, good []Record) (ready any) {
-	defer func() {
-		if recover() != nil {
-			ready = nil
-		}
-	}()
-	return stage.Prepare(ctx, good)
-}
-
-// prepareNext decodes the batch after the one in hand while that one is in the
-// database, if the queue holds a full one: to cut a smaller one early would
-// leave what comes meanwhile to a transaction of its own. nil: it does not. The
-// channel gives one value, once ctx ends at the latest.
-func (w *worker) prepareNext(ctx context.Context) <-chan prepared {
-	records, _ := w.next(true)
-	if records == nil {
-		return nil
-	}
-	done := make(chan prepared, 1)
-	go func() { done <- w.prepare(ctx, records) }()
-	return done
 }
 
 func (w *worker) stopping() bool {

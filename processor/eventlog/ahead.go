@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/softcrum/carril/internal/stream"
 	"github.com/softcrum/carril/processor/identity"
 )
@@ -14,6 +16,7 @@ import (
 type ahead struct {
 	rows   []row
 	keys   *keys
+	lost   map[uuid.UUID]bool // keys that were somebody's already, once they are taken
 	people *identity.Prepared
 	events *eventRows
 }

@@ -58,16 +58,25 @@ func laneOf(tenant uuid.UUID) int {
 // in one order, and so comes last before the commit. b may be nil where nobody
 // is to be woken.
 func (c *ContactLanes) Emit(ctx context.Context, tx pgx.Tx, b *stream.Batch, changes []identity.Change) error {
-	byLane := map[int][]outbox.Message{}
+	made, err := c.make(ctx, changes)
+	if err != nil {
+		return err
+	}
+	return c.append(ctx, tx, b, made)
+}
+
+// make makes the messages of changes, by lane. It needs no database.
+func (c *ContactLanes) make(ctx context.Context, changes []identity.Change) (byLane map[int][]outbox.Message, err error) {
+	byLane = map[int][]outbox.Message{}
 	for _, ch := range changes {
 		m, err := c.message(ctx, ch)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		n := laneOf(ch.TenantID)
 		byLane[n] = append(byLane[n], m)
 	}
-	return c.append(ctx, tx, b, byLane)
+	return byLane, nil
 }
 
 // Bury writes tombstones for erased contacts, after which compaction keeps
@@ -84,15 +93,20 @@ func (c *ContactLanes) Bury(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, co
 }
 
 func (c *ContactLanes) append(ctx context.Context, tx pgx.Tx, b *stream.Batch, byLane map[int][]outbox.Message) error {
+	if len(byLane) == 0 {
+		return nil
+	}
 	lanes := make([]int, 0, len(byLane))
 	for n := range byLane {
 		lanes = append(lanes, n)
 	}
 	slices.Sort(lanes)
-	for _, n := range lanes {
-		if _, err := c.Lanes[n].Append(ctx, tx, byLane[n]); err != nil {
-			return err
-		}
+	shares := make([]outbox.Share, len(lanes))
+	for i, n := range lanes {
+		shares[i] = outbox.Share{Lane: c.Lanes[n], Messages: byLane[n]}
+	}
+	if err := outbox.AppendShares(ctx, tx, shares); err != nil {
+		return err
 	}
 	if c.Wake != nil && b != nil {
 		b.OnCommit(func() {

@@ -7,11 +7,13 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -126,16 +128,29 @@ func (r row) name() string {
 	return r.EventName
 }
 
-// Apply appends the batch's new events.
-func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
+// Fence implements stream.Fencer: it takes the keys of the batch's events.
+func (h *Handler) Fence(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	a, err := h.ready(ctx, b)
 	if err != nil {
 		return err
 	}
+	b.Prepared = a
+	if a.lost, err = h.takeKeys(ctx, tx, a.keys); err != nil || !b.Ahead || len(a.lost) > 0 {
+		return err
+	}
+	return h.identity.Look(ctx, tx, a.people)
+}
+
+// Apply appends the batch's new events.
+func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
+	a, ok := b.Prepared.(*ahead)
+	if !ok {
+		return fmt.Errorf("append a batch whose keys were not taken: %T", b.Prepared)
+	}
 	if err := h.ensureMonths(ctx, a.rows); err != nil {
 		return err
 	}
-	winners, err := h.take(ctx, tx, b, a.keys)
+	winners, err := h.winners(ctx, tx, b, a.keys, a.lost)
 	if err != nil || len(winners) == 0 {
 		return err
 	}
@@ -150,6 +165,9 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err != nil {
 		return err
 	}
+	if out.Merged > 0 {
+		b.OnCommit(h.identity.Merged)
+	}
 	for i := range winners {
 		winners[i].contact = out.Contacts[i]
 		if out.Erased != nil && out.Erased[i] {
@@ -162,10 +180,17 @@ func (h *Handler) Apply(ctx context.Context, tx pgx.Tx, b *stream.Batch) error {
 	if err := writeWarnings(ctx, tx, append(out.Warnings, h.judge(b, winners)...)); err != nil {
 		return err
 	}
-	if err := h.append(ctx, tx, b, a, taken); err != nil {
+	// What is published of people is made while PostgreSQL is busy with the events.
+	var news map[int][]outbox.Message
+	var failed error
+	var made sync.WaitGroup
+	made.Go(func() { news, failed = h.deps.Contacts.make(ctx, out.Changes) })
+	err = h.append(ctx, tx, b, a, taken)
+	made.Wait()
+	if err = cmp.Or(err, failed); err != nil {
 		return err
 	}
-	return h.deps.Contacts.Emit(ctx, tx, b, out.Changes)
+	return h.deps.Contacts.append(ctx, tx, b, news)
 }
 
 // known keeps the events of tenants that exist, with their retention class.

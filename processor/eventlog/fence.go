@@ -48,14 +48,10 @@ func (h *Handler) keysOf(rows []row) *keys {
 // keyBytes are a key's in a COPY.
 const keyBytes = 2 + 5*4 + 16 + 16 + 32 + 8 + 8
 
-// take keeps, of each key, the first event that the database has not seen
-// (FS-CORE-0006 §3). The same key with another body is a conflict that the
-// tenant can look up, never a second effect.
-func (h *Handler) take(ctx context.Context, tx pgx.Tx, b *stream.Batch, k *keys) ([]row, error) {
-	lost, err := h.takeKeys(ctx, tx, k)
-	if err != nil {
-		return nil, err
-	}
+// winners gives, of each key, the first event that the database had not seen when
+// the keys were taken (FS-CORE-0006 §3). The same key with another body is a
+// conflict that the tenant can look up, never a second effect.
+func (h *Handler) winners(ctx context.Context, tx pgx.Tx, b *stream.Batch, k *keys, lost map[uuid.UUID]bool) ([]row, error) {
 	if len(lost) == 0 && len(k.again) == 0 {
 		return k.rows, nil
 	}

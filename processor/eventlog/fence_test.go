@@ -53,7 +53,10 @@ func TestFence(t *testing.T) {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer tx.Rollback(t.Context()) //nolint:errcheck // after a commit it is none
-		winners, err := h.take(t.Context(), tx, &stream.Batch{}, h.keysOf(rows))
+		k := h.keysOf(rows)
+		lost, err := h.takeKeys(t.Context(), tx, k)
+		require.NoError(t, err)
+		winners, err := h.winners(t.Context(), tx, &stream.Batch{}, k, lost)
 		require.NoError(t, err)
 		for _, r := range winners {
 			won = append(won, r.index)

@@ -38,7 +38,12 @@ func AppendPlatform(ctx context.Context, tx pgx.Tx, b *stream.Batch, codec *sche
 			BodyHash: sum[:], OccurredAt: e.At, ReceivedAt: e.At, CorrelationID: e.CorrelationID, Identifiers: "{}", Payload: e.Properties,
 		}}
 	}
-	winners, err := h.take(ctx, tx, b, h.keysOf(rows))
+	k := h.keysOf(rows)
+	lost, err := h.takeKeys(ctx, tx, k)
+	if err != nil {
+		return err
+	}
+	winners, err := h.winners(ctx, tx, b, k, lost)
 	if err != nil || len(winners) == 0 {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/google/uuid"
@@ -35,43 +36,83 @@ SELECT t, k, v, c FROM ROWS FROM (unnest($1::uuid[]), unnest($2::text[]), unnest
 ON CONFLICT DO NOTHING RETURNING ctid, tenant_id, kind, value, contact_id`
 )
 
-// load finds the owners of the batch's identifiers: first where they were last
-// seen, then by key; and reads those people who may change.
+// load finds the owners of the batch's identifiers and reads those people who may
+// change.
 func (b *batch) load(ctx context.Context, tx pgx.Tx) error {
 	if len(b.idents) == 0 {
 		return nil
 	}
-	if b.places != nil {
-		if at, who := b.places.known(b.distinct); len(at) > 0 {
-			if err := readPlaces(ctx, tx, at, who); err != nil {
-				return err
-			}
-		}
+	find := b.find
+	if b.looked {
+		find = b.findMore
 	}
-	var left []*ident
-	for _, id := range b.distinct {
-		if !id.found {
-			left = append(left, id)
-		}
-	}
-	if len(left) > 0 {
-		if err := b.noteEnd(ctx, tx, len(left)); err != nil {
-			return err
-		}
-		// In the index's order, so that neighbours are found on the same page.
-		slices.SortFunc(left, func(x, y *ident) int { return x.compare(y.key) })
-		tenants, kinds, values := make([]uuid.UUID, len(left)), make([]string, len(left)), make([]string, len(left))
-		for i, id := range left {
-			tenants[i], kinds[i], values[i] = id.tenant, id.kind, id.value
-		}
-		if err := b.readOwners(ctx, tx, tenants, kinds, values); err != nil {
-			return err
-		}
+	if err := find(ctx, tx); err != nil {
+		return err
 	}
 	if err := b.refuseErased(ctx, tx); err != nil {
 		return err
 	}
 	return b.loadPeople(ctx, tx)
+}
+
+// find looks identifiers up: first where they were last seen, then by key.
+func (b *batch) find(ctx context.Context, tx pgx.Tx) error {
+	if _, err := b.findAtPlaces(ctx, tx, b.distinct); err != nil {
+		return err
+	}
+	left := ownerless(b.distinct)
+	if err := b.noteEnd(ctx, tx, len(left)); err != nil {
+		return err
+	}
+	return b.findByKey(ctx, tx, left)
+}
+
+// findMore looks, of identifiers that were looked up ahead, at those alone that had
+// no owner and have got a place since.
+func (b *batch) findMore(ctx context.Context, tx pgx.Tx) error {
+	none := ownerless(b.distinct)
+	if err := b.noteEnd(ctx, tx, len(none)); err != nil {
+		return err
+	}
+	placed, err := b.findAtPlaces(ctx, tx, none)
+	if err != nil {
+		return err
+	}
+	return b.findByKey(ctx, tx, ownerless(placed))
+}
+
+// findAtPlaces gives those that have a place.
+func (b *batch) findAtPlaces(ctx context.Context, tx pgx.Tx, ids []*ident) (placed []*ident, err error) {
+	if b.places == nil || len(ids) == 0 {
+		return nil, nil
+	}
+	at, who := b.places.known(ids)
+	if len(at) == 0 {
+		return nil, nil
+	}
+	return slices.Collect(maps.Values(who)), readPlaces(ctx, tx, at, who)
+}
+
+func (b *batch) findByKey(ctx context.Context, tx pgx.Tx, ids []*ident) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	// In the index's order, so that neighbours are found on the same page.
+	slices.SortFunc(ids, func(x, y *ident) int { return x.compare(y.key) })
+	tenants, kinds, values := make([]uuid.UUID, len(ids)), make([]string, len(ids)), make([]string, len(ids))
+	for i, id := range ids {
+		tenants[i], kinds[i], values[i] = id.tenant, id.kind, id.value
+	}
+	return b.readOwners(ctx, tx, tenants, kinds, values)
+}
+
+func ownerless(ids []*ident) (none []*ident) {
+	for _, id := range ids {
+		if !id.found {
+			none = append(none, id)
+		}
+	}
+	return none
 }
 
 // readPlaces notes who owns what stands where it was last seen; at a place may

@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -13,10 +14,13 @@ import (
 
 // Resolver is Resolve with a memory of where identifiers stand. It is safe for
 // concurrent use.
-type Resolver struct{ places *Places }
+type Resolver struct {
+	places *Places
+	merges atomic.Int64 // batches with one that were committed here
+}
 
 // NewResolver makes a resolver; one a process serves all its partitions.
-func NewResolver(p *Places) *Resolver { return &Resolver{p} }
+func NewResolver(p *Places) *Resolver { return &Resolver{places: p} }
 
 // Resolve does what the function does.
 func (r *Resolver) Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
@@ -26,8 +30,31 @@ func (r *Resolver) Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Out
 // ResolvePrepared does what Resolve does for inputs that were prepared ahead. It
 // uses p up.
 func (r *Resolver) ResolvePrepared(ctx context.Context, tx pgx.Tx, p *Prepared) (*Outcome, error) {
+	if p.b.looked && r.merges.Load() != p.merges { // its people may be others by now
+		p.forget()
+	}
 	return p.resolve(ctx, tx, r.places)
 }
+
+// Look finds the owners of prepared inputs' identifiers ahead of ResolvePrepared,
+// while batches before theirs are still in the database. Whoever had an owner has
+// it still, unless people were merged meanwhile: of a merge that is committed here
+// Merged must be told before ResolvePrepared is asked, and all is looked up again;
+// one that is made elsewhere at that moment might as well have come a moment later.
+// Who had none may have been made by a batch before: what it attached has a place
+// by then, and is looked up there.
+func (r *Resolver) Look(ctx context.Context, tx pgx.Tx, p *Prepared) error {
+	p.merges = r.merges.Load()
+	p.b.places = r.places
+	if err := p.b.find(ctx, tx); err != nil {
+		return err
+	}
+	p.b.looked = true
+	return nil
+}
+
+// Merged tells of a committed batch that has merged people.
+func (r *Resolver) Merged() { r.merges.Add(1) }
 
 // Resolve finds or makes the contact of each input, in order: an identify
 // followed by a track of the same person in one batch sees it. It writes
@@ -38,13 +65,24 @@ func Resolve(ctx context.Context, tx pgx.Tx, inputs []Input) (*Outcome, error) {
 
 // Prepared are inputs whose identifiers are read and made distinct: what
 // identity can do before its transaction begins. It serves one call.
-type Prepared struct{ b *batch }
+type Prepared struct {
+	b      *batch
+	merges int64 // that the resolver knew of when its owners were looked up
+}
+
+// forget drops what Look has found.
+func (p *Prepared) forget() {
+	p.b.looked, p.b.end = false, nil
+	for _, id := range p.b.distinct {
+		id.found, id.contact = false, uuid.Nil
+	}
+}
 
 // Prepare reads inputs ahead.
 func Prepare(inputs []Input) *Prepared {
 	b := &batch{inputs: inputs, out: &Outcome{Contacts: make([]uuid.UUID, len(inputs))}, idents: make(map[key]*ident, 2*len(inputs))}
 	b.parse()
-	return &Prepared{b}
+	return &Prepared{b: b}
 }
 
 func (p *Prepared) resolve(ctx context.Context, tx pgx.Tx, places *Places) (*Outcome, error) {
@@ -88,6 +126,7 @@ type batch struct {
 	clashes  []clash
 	end      *int64 // blocks that identifiers filled before the batch; nil: not asked
 	erased   []bool // by input; nil: none
+	looked   bool   // its identifiers, ahead
 }
 
 type merge struct {
