@@ -330,6 +330,33 @@ func TestIdentity(t *testing.T) {
 		require.Equal(t, contactOf(b, "t2"), contactOf(b, "t3"))
 	})
 
+	t.Run("AMergeIsSeenByTheBatchBehindIt", func(t *testing.T) { // whose people are looked up before it is committed
+		t.Parallel()
+		b := stagetest.New(t)
+		const n = 350
+		var all []schemas.Event
+		say := func(key, identifiers string) {
+			all = append(all, b.Event(key, "page.viewed", now, identifiers, `{}`))
+		}
+		for i := range n {
+			say(fmt.Sprint("phone-", i), fmt.Sprintf(`{"anonymous_id":"a-%d"}`, i))
+			say(fmt.Sprint("known-", i), fmt.Sprintf(`{"external_id":"u-%d"}`, i))
+		}
+		for i := range n {
+			say(fmt.Sprint("merge-", i), fmt.Sprintf(`{"external_id":"u-%d","anonymous_id":"a-%d"}`, i, i))
+			say(fmt.Sprint("other-", i), fmt.Sprintf(`{"external_id":"u-%d"}`, i))
+		}
+		for i := range 2 * n {
+			say(fmt.Sprint("after-", i), fmt.Sprintf(`{"anonymous_id":"a-%d"}`, i%n))
+		}
+		b.SendEvents(all...)
+		run(b)
+		b.Await(len(all), eventCount)
+		require.Zero(t, b.Count(`SELECT count(*) FROM core.tracked_events e JOIN core.contact_merges m ON m.from_contact = e.contact_id
+			WHERE e.occurred_at > '-infinity' AND e.idempotency_key LIKE 'after-%'`))
+		require.Equal(t, n, b.Count(`SELECT count(*) FROM core.contact_merges`))
+	})
+
 	t.Run("TwoExternalIDsNeverMerge", func(t *testing.T) {
 		t.Parallel()
 		b := stagetest.New(t)
