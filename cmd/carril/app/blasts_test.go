@@ -218,6 +218,7 @@ func TestBlastRoutes(t *testing.T) {
 		require.Contains(t, answer, `"row":2`)
 		for _, bad := range []struct{ query, kind, want string }{
 			{"", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&delimiter=x", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&columns=[]", "text/csv", "400 invalid_parameter"},
+			{"upload_id=" + upload + "&delimiter=", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&columns=", "text/csv", "400 invalid_parameter"}, {"upload_id=", "text/csv", "400 invalid_parameter"},
 			{"upload_id=" + upload, "application/json", "415 unsupported_media_type"}, {"upload_id=" + upload, "text/csv; charset=windows-1252", "415 unsupported_media_type"},
 		} {
 			status, answer := c.send("acme", http.MethodPost, blastRoute+"/recipients", at(id)+"/recipients?"+bad.query, "email\n", bad.kind)
