@@ -86,6 +86,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if exited >= 0 { // --help
 		return exited
 	}
+	if err == nil {
+		err = noEmptyArguments(ctx)
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, "carril:", err)
 		return exitUsage
@@ -102,6 +105,29 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	env := &environment{set: c.Settings, out: stdout, err: stderr, log: newLogger(stderr, c.Settings.LogLevel)}
 	return exitCode(ctx.Run(env), stderr)
+}
+
+// noEmptyArguments refuses an argument of a command that is there and says
+// nothing: --tenant "$TENANT" without the variable would mean all tenants, or the
+// provider's own bucket. Settings may be emptied: a variable above them is.
+func noEmptyArguments(ctx *kong.Context) error {
+	for _, p := range ctx.Path {
+		v, name := p.Positional, ""
+		switch {
+		case p.Resolved:
+			continue
+		case p.Flag != nil && p.Flag.Group == nil:
+			v, name = p.Flag.Value, "--"+p.Flag.Name
+		case v != nil:
+			name = v.Summary()
+		default:
+			continue
+		}
+		if given, ok := ctx.Value(p).Interface().(string); ok && given == "" && v.Set {
+			return fmt.Errorf("%s is empty: leave it out, or say what it is", name)
+		}
+	}
+	return nil
 }
 
 func exitCode(err error, stderr io.Writer) int {

@@ -46,6 +46,11 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 		"DurationWithoutUnit": {args: []string{"config", "--latency-budget=5"}, says: "latency-budget"},
 		"BrokerWithoutPort":   {args: []string{"config", "--kafka-brokers=kafka"}, says: "kafka-brokers"},
 		"OpsForEverybody":     {args: []string{"config", "--ops-addr=0.0.0.0:9000"}, says: "ops-addr"},
+		"NoSuchScope":         {args: []string{"key", "create", "--tenant=acme", "--scopes=core.events.write,core.event.read"}, says: `no "core.event.read"`},
+		"EmptyTenant":         {args: []string{"bucket", "set", "--provider=resend", "--tenant", "", "--rate=1"}, says: "--tenant is empty"},
+		"EmptyFilter":         {args: []string{"dlq", "discard", "--stage=", "--class=poison", "--note=x", "--yes=3"}, says: "--stage is empty"},
+		"EmptyStart":          {args: []string{"blast", "start", "--tenant=acme", "--at=", "01a22c89-690b-7606-82a1-134f15a3c34d"}, says: "--at is empty"},
+		"EmptyArgument":       {args: []string{"partitions", "list", ""}, says: "<table>"},
 		"NoStores":            {args: []string{"ingest"}, says: "is not set"},
 		"SecretFileMissing":   {env: map[string]string{"CARRIL_RESEND_KEY_FILE": "/nowhere/key"}, args: []string{"config"}, says: "CARRIL_RESEND_KEY_FILE"},
 	} {
@@ -62,6 +67,14 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 
 // The same for what `carril ingest` is told: it ends before anything listens,
 // names the setting and never says a secret's value.
+// A setting may be emptied on the command line, over the environment.
+func TestASettingMayBeEmpty(t *testing.T) {
+	t.Setenv("CARRIL_REDIS_PREFIX", "staging")
+	code, out, errs := try("config", "--redis-prefix=")
+	require.Zero(t, code, errs)
+	require.NotContains(t, out, "staging")
+}
+
 func TestIngestRefusesConfigValues(t *testing.T) { // bad-inputs rows 82, 83
 	stores := map[string]string{"CARRIL_KAFKA_BROKERS": "127.0.0.1:1", "CARRIL_REGISTRY_URL": "http://127.0.0.1:1",
 		"CARRIL_POSTGRES_URL": "postgres://127.0.0.1:1/x", "CARRIL_REDIS_URL": "redis://127.0.0.1:1"}

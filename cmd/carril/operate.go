@@ -226,6 +226,9 @@ func (c keyCreateCmd) Run(e *environment) error {
 	if c.Rate < 0 || c.Burst < 0 || c.Rate == 0 && c.Burst > 0 {
 		return fmt.Errorf("%w: --rate must be positive, and --burst goes with it", app.ErrConfig)
 	}
+	if err := app.CheckScopes(c.Scopes); err != nil {
+		return err
+	}
 	ctx, stop := signals()
 	defer stop()
 	pool, err := e.database(ctx)

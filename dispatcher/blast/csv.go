@@ -36,6 +36,8 @@ func newCSV(f File, in *bufio.Reader, m *meter) (*csvReader, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		return nil, &FileError{Code: EmptyFile, Row: 1, Detail: "There is nothing in the file."}
+	case err != nil && m.broke != nil:
+		return nil, m.fault(c.n, m.broke)
 	case errors.As(err, new(*csv.ParseError)):
 		return nil, &FileError{Code: NoColumns, Row: c.n, Detail: "The header cannot be read: a quote is out of place."}
 	case err != nil:
@@ -112,15 +114,10 @@ func (c *csvReader) columns(header []string) error {
 		if len(h) > maxColumn || strings.ContainsRune(h, 0) {
 			return fail(TooManyColumns, fmt.Sprintf("The name of a column has at most %d bytes, without NUL.", maxColumn))
 		}
-		to, given := c.file.Columns[h]
-		switch {
-		case given:
+		if _, given := c.file.Columns[h]; given {
 			mapped++
-		case known(h) != "" && !c.mapsTo(known(h)):
-			to = known(h)
-		default:
-			to = h
 		}
+		to := c.file.becomes(h)
 		if to == "" {
 			continue
 		}
@@ -143,15 +140,6 @@ func (c *csvReader) columns(header []string) error {
 	return nil
 }
 
-func (c *csvReader) mapsTo(target string) bool {
-	for _, to := range c.file.Columns {
-		if to == target {
-			return true
-		}
-	}
-	return false
-}
-
 func (c *csvReader) next() (*row, error) {
 	c.meter.row = 0
 	record, err := c.in.Read()
@@ -162,6 +150,8 @@ func (c *csvReader) next() (*row, error) {
 	r := &row{n: c.n}
 	var bad *csv.ParseError
 	switch {
+	case err != nil && c.meter.broke != nil: // cut between the two characters of a line's end, a good row looks malformed
+		return nil, c.meter.fault(c.n, c.meter.broke)
 	case errors.As(err, &bad) && bad.Line > bad.StartLine: // it has swallowed rows, and nobody knows how many
 		return nil, &FileError{Code: BadQuotes, Row: c.n, Detail: "A quote that begins here is not closed where its cell ends."}
 	case errors.As(err, &bad):

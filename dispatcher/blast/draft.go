@@ -130,8 +130,8 @@ func (c Change) check() error {
 	}
 	if c.Variables != nil {
 		var object map[string]json.RawMessage
-		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || strings.Contains(string(c.Variables), `\u0000`) {
-			return refuse("invalid_field", "/variables", fmt.Sprintf("variables is an object of at most %d bytes, without NUL.", maxVariables))
+		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || unstorable(c.Variables) != "" {
+			return refuse("invalid_field", "/variables", fmt.Sprintf("variables is an object of at most %d bytes, without NUL and halves of characters, and of numbers that are stored exactly.", maxVariables))
 		}
 	}
 	if c.Audience != nil {
@@ -195,7 +195,7 @@ func (a *Audience) check() error {
 		return nil
 	}
 	var object map[string]any
-	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || strings.Contains(string(a.Traits), `\u0000`) {
+	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || unstorable(a.Traits) != "" {
 		return refuse("invalid_field", "/audience/traits", fmt.Sprintf("traits is an object of at most %d bytes; each trait must be as given.", maxTraits))
 	}
 	return nil

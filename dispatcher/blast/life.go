@@ -28,7 +28,8 @@ const maxAhead = 365 * 24 * time.Hour
 // without recipients, without a sender whose domain is verified, with a
 // recipients' file that broke off; and where the provider's quota has no room for
 // it, unless that is said to be meant. A quota that cannot be seen refuses
-// nothing: the answer's Quota says so. Starting what has started changes nothing.
+// nothing: the answer's Quota says so. Starting what has started changes nothing;
+// for another time it is refused.
 func (s *Store) Start(ctx context.Context, tenant, id uuid.UUID, how Start) (*Blast, error) {
 	if how.At != nil && how.At.After(time.Now().Add(maxAhead)) {
 		return nil, refuse("invalid_field", "/start_at", "A blast starts within a year.")
@@ -42,7 +43,7 @@ func (s *Store) Start(ctx context.Context, tenant, id uuid.UUID, how Start) (*Bl
 		switch b.State {
 		case Draft:
 		case Scheduled, Preparing, Running:
-			return nil
+			return sameStart(b, how.At)
 		default:
 			return refuseState("cannot_start", "Only a draft starts; this blast is "+b.State+".")
 		}
@@ -61,6 +62,15 @@ func (s *Store) Start(ctx context.Context, tenant, id uuid.UUID, how Start) (*Bl
 		b.Quota = fit
 	}
 	return b, err
+}
+
+// sameStart refuses to take another time for one that is set: an answer of
+// success would be believed.
+func sameStart(b *Blast, at *time.Time) error {
+	if at == nil || b.StartAt == nil || at.Truncate(time.Microsecond).Equal(*b.StartAt) { // as PostgreSQL keeps it
+		return nil
+	}
+	return refuseState("already_started", "The blast is "+b.State+", with its start at "+b.StartAt.UTC().Format(time.RFC3339Nano)+"; for another time cancel it and make another.")
 }
 
 // begins is the state in which a blast begins to go out.

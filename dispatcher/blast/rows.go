@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -56,6 +54,9 @@ const (
 	BadJSON        = "malformed_json"
 	BadCharacter   = "invalid_character"
 	BadVariables   = "invalid_variables"
+	BadNumber      = "number_out_of_range"
+	TooDeep        = "too_deep"
+	TwiceTheField  = "duplicate_field"
 )
 
 // FileError ends a file of recipients at a row, counted from 1 with the header
@@ -98,15 +99,19 @@ type rowReader interface {
 // open reads the beginning of a file: gzip is inflated, a byte order mark left
 // out.
 func (f File) open(r io.Reader) (rowReader, error) {
-	src := bufio.NewReaderSize(r, 64<<10)
+	file := &whole{r: r}
+	src := bufio.NewReaderSize(file, 64<<10)
 	if head, _ := src.Peek(2); len(head) == 2 && head[0] == 0x1f && head[1] == 0x8b {
 		z, err := gzip.NewReader(src)
+		if err != nil && !file.ended && !errors.Is(err, gzip.ErrHeader) {
+			return nil, err // the connection, within the first bytes
+		}
 		if err != nil {
 			return nil, &FileError{Code: BadGzip, Row: 1, Detail: "The file begins like gzip and is none."}
 		}
 		src = bufio.NewReaderSize(z, 64<<10)
 	}
-	meter := &meter{src: src, left: maxFileBytes}
+	meter := &meter{src: src, left: maxFileBytes, file: file}
 	in := bufio.NewReaderSize(meter, 4<<10)
 	head, err := in.Peek(3)
 	switch {
@@ -125,6 +130,21 @@ func (f File) open(r io.Reader) (rowReader, error) {
 	return newCSV(f, in, meter)
 }
 
+// whole tells a file that ends from a connection that breaks off: in the middle
+// of gzip both look alike further up.
+type whole struct {
+	r     io.Reader
+	ended bool
+}
+
+func (w *whole) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if errors.Is(err, io.EOF) {
+		w.ended = true
+	}
+	return n, err
+}
+
 // errRowTooLong and errFileTooLong come out of a meter.
 var (
 	errRowTooLong  = errors.New("row too long")
@@ -134,9 +154,11 @@ var (
 // meter bounds what one row, and the whole file, may have: a quote that is never
 // closed would otherwise take the rest of the file into memory.
 type meter struct {
-	src  io.Reader
-	row  int64
-	left int64
+	src   io.Reader
+	row   int64
+	left  int64
+	file  *whole
+	broke error // of src, other than its end
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -149,6 +171,9 @@ func (m *meter) Read(p []byte) (int, error) {
 	n, err := m.src.Read(p)
 	m.row += int64(n)
 	m.left -= int64(n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		m.broke = err
+	}
 	return n, err
 }
 
@@ -160,7 +185,8 @@ func (m *meter) fault(n int64, err error) error {
 		return &FileError{Code: RowTooLong, Row: n, Detail: fmt.Sprintf("A row has at most %d bytes; a quote may not be closed.", maxRowBytes)}
 	case errors.Is(err, errFileTooLong):
 		return &FileError{Code: FileTooLong, Row: n, Detail: fmt.Sprintf("A file has at most %d bytes inflated.", int64(maxFileBytes))}
-	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, gzip.ErrHeader), errors.As(err, new(flate.CorruptInputError)):
+	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, gzip.ErrHeader), errors.As(err, new(flate.CorruptInputError)),
+		errors.Is(err, io.ErrUnexpectedEOF) && m.file.ended: // all of it has arrived, and it is not all there
 		return &FileError{Code: BadGzip, Row: n, Detail: "The file cannot be inflated from here on."}
 	}
 	return err
@@ -168,105 +194,6 @@ func (m *meter) fault(n int64, err error) error {
 
 func notUTF8(n int64) error {
 	return &FileError{Code: BadEncoding, Row: n, Detail: "The file is not UTF-8 (Windows-1252, likely): save it as “CSV UTF-8”."}
-}
-
-// ndjson reads one object a line.
-type ndjson struct {
-	file  File
-	in    *bufio.Reader
-	meter *meter
-	n     int64
-}
-
-func (d *ndjson) next() (*row, error) {
-	for {
-		d.meter.row = 0
-		line, err := d.line()
-		if len(line) == 0 && errors.Is(err, io.EOF) {
-			return nil, io.EOF
-		}
-		d.n++
-		if err != nil && !errors.Is(err, io.EOF) {
-			return nil, d.meter.fault(d.n, err)
-		}
-		line = bytes.TrimSpace(line)
-		if len(line) == 0 {
-			continue
-		}
-		if !utf8.Valid(line) {
-			return nil, notUTF8(d.n)
-		}
-		r := &row{n: d.n, raw: append(bytes.Clone(line), '\n')}
-		d.fill(r, line)
-		return r, nil
-	}
-}
-
-// line reads to the end of a line, bounded.
-func (d *ndjson) line() ([]byte, error) {
-	var out []byte
-	for {
-		part, err := d.in.ReadSlice('\n')
-		out = append(out, part...)
-		if len(out) > maxRowBytes {
-			return nil, errRowTooLong
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return out, err
-		}
-		d.meter.row = 0
-	}
-}
-
-func (d *ndjson) fill(r *row, line []byte) {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(line, &object) != nil || object == nil {
-		r.reason = BadJSON
-		return
-	}
-	if bytes.Contains(line, []byte(`\u0000`)) {
-		r.reason = BadCharacter
-		return
-	}
-	vars := map[string]json.RawMessage{}
-	if raw, ok := object["variables"]; ok {
-		if json.Unmarshal(raw, &vars) != nil || vars == nil {
-			r.reason, r.col = BadVariables, "variables"
-			return
-		}
-		delete(object, "variables")
-	}
-	for name, v := range object {
-		to, given := d.file.Columns[name]
-		if !given {
-			if to = known(name); to == "" {
-				to = name
-			}
-		}
-		text := &r.address
-		switch to {
-		case "":
-			continue
-		case "contact_id":
-			text = &r.contactID
-		case "external_id":
-			text = &r.externalID
-		case "address":
-		default:
-			vars[to] = v
-			continue
-		}
-		if json.Unmarshal(v, text) != nil {
-			r.reason, r.col = NoIdentifier, to
-			return
-		}
-		*text = strings.TrimSpace(*text)
-	}
-	if len(vars) > maxColumns {
-		r.reason, r.col = BadVariables, "variables"
-		return
-	}
-	r.variables, _ = json.Marshal(vars) // of valid JSON
 }
 
 // who says by what a row names its contact: the column, and its value.

@@ -3,6 +3,7 @@ package blast
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,22 +58,46 @@ func TestFilesAsSpreadsheetsWriteThem(t *testing.T) {
 			[]string{`2 address=ana@example.com {"name":"Ana"}`, `3 !wrong_number_of_columns `, `4 !malformed_quotes `, `5 !invalid_character name`, `6 address=d@example.com {"name":"D"}`}},
 		"NDJSON": {File{Format: NDJSON}, `{"external_id":"c-1","name":"Ana","n":2}` + "\n\n" + `{"address":"leo@example.com","variables":{"name":"Leo"}}` + "\n" + `{"address":` + "\n" + `[1]` + "\n" + `{"address":7}` + "\n" + `{"address":"x@example.com","variables":[]}` + "\n" + `{"address":"y@example.com","v":"\u0000"}`,
 			[]string{`1 external_id=c-1 {"n":2,"name":"Ana"}`, `3 address=leo@example.com {"name":"Leo"}`, `4 !malformed_json `, `5 !malformed_json `, `6 !no_identifier address`, `7 !invalid_variables variables`, `8 !invalid_character `}},
+		// Half of a surrogate pair and such numbers are JSON, and the database takes
+		// neither: they would end a file with an error that nobody can do anything about.
+		"NDJSONThatCannotBeKept": {File{Format: NDJSON}, strings.Join([]string{
+			`{"address":"a@example.com","v":"\ud800"}`, `{"address":"a@example.com","v":"\udc00\ud800"}`, `{"address":"a@example.com","\ud83d x":1}`,
+			`{"address":"a@example.com","v":"\ud83d\ude00 \\ud800 C:\\u0000 \\\\"}`, `{"address":"a@example.com","v":"\\\u0000"}`,
+			`{"address":"a@example.com","v":[1e999999]}`, `{"address":"a@example.com","v":-1e-999999}`, `{"address":"a@example.com","v":1e99999999999999999999}`,
+			`{"address":"a@example.com","v":` + strings.Repeat("9", 65) + `}`, `{"address":"a@example.com","v":[` + strings.Repeat("9", 64) + `,0.` + strings.Repeat("0", 399) + `1,-1E+308,"1e999999"]}`,
+			`{"address":"a@example.com","v":` + strings.Repeat("[", 32) + strings.Repeat("]", 32) + `}`, `{"address":"a@example.com","v":` + strings.Repeat("[", 31) + strings.Repeat("]", 31) + `}`,
+		}, "\n"), []string{`1 !invalid_character `, `2 !invalid_character `, `3 !invalid_character `,
+			`4 address=a@example.com {"v":"\ud83d\ude00 \\ud800 C:\\u0000 \\\\"}`, `5 !invalid_character `, `6 !number_out_of_range `, `7 !number_out_of_range `, `8 !number_out_of_range `,
+			`9 !number_out_of_range `, `10 address=a@example.com {"v":[` + strings.Repeat("9", 64) + `,0.` + strings.Repeat("0", 399) + `1,-1E+308,"1e999999"]}`,
+			`11 !too_deep `, `12 address=a@example.com {"v":` + strings.Repeat("[", 31) + strings.Repeat("]", 31) + `}`}},
+		"NDJSONTwoFieldsForOne": {File{Format: NDJSON, Columns: map[string]string{"n": "name"}},
+			`{"email":"a@example.com","phone":"+15005550006"}` + "\n" + `{"external_id":"c-1","external_id":"c-2"}` + "\n" + `{"address":"a@example.com","n":1,"name":2}` + "\n" +
+				`{"external_id":"c-1","variables":{},"variables":{}}` + "\n" + `{"address":"a@example.com","n":1,"variables":{"name":2,"x":3}}`,
+			[]string{`1 !duplicate_field address`, `2 !duplicate_field external_id`, `3 !duplicate_field `, `4 !duplicate_field `, `5 address=a@example.com {"name":1,"x":3}`}},
+		"NDJSONMappedAsideOfKnown": {File{Format: NDJSON, Columns: map[string]string{"Correo": "address", "Nota": ""}}, `{"email":"b@example.com","Correo":"a@example.com","Nota":1}`,
+			[]string{`1 address=a@example.com {"email":"b@example.com"}`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rows, err := readAll(c.file, strings.NewReader(c.body))
 			require.NoError(t, err)
 			require.Equal(t, c.rows, rows)
-			var z bytes.Buffer
-			w := gzip.NewWriter(&z)
-			_, _ = w.Write([]byte(c.body))
-			require.NoError(t, w.Close())
-			rows, err = readAll(c.file, &z)
+			rows, err = readAll(c.file, strings.NewReader(deflated(c.body)))
 			require.NoError(t, err)
 			require.Equal(t, c.rows, rows, "deflated")
 		})
 	}
 }
+
+func deflated(s string) string {
+	var z bytes.Buffer
+	w := gzip.NewWriter(&z)
+	_, _ = w.Write([]byte(s)) // into memory
+	_ = w.Close()
+	return z.String()
+}
+
+func half(s string) string { return s[:len(s)/2] }
 
 func TestFilesThatAreRefused(t *testing.T) {
 	t.Parallel()
@@ -95,6 +120,9 @@ func TestFilesThatAreRefused(t *testing.T) {
 		"QuoteOverTheLimit":   {File{}, "email,note\nana@example.com,\"open\n" + strings.Repeat("b@example.com,x\n", 20_000), RowTooLong, 2},
 		"LongLine":            {File{Format: NDJSON}, `{"address":"` + strings.Repeat("x", 100_000) + "\"}\n", RowTooLong, 1},
 		"NoGzip":              {File{}, "\x1f\x8bnonsense", BadGzip, 1},
+		"GzipOfTwoBytes":      {File{}, "\x1f\x8b", BadGzip, 1},
+		"HalfAGzip":           {File{}, half(deflated("email\n" + strings.Repeat("ana@example.com\n", 9))), BadGzip, 2},
+		"GzipWithATail":       {File{}, deflated("email\nana@example.com\n") + "tail", BadGzip, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -119,6 +147,17 @@ func TestAFileThatBreaksOffIsNotAtItsEnd(t *testing.T) {
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 		require.Len(t, rows, 1, f.Format)
 	}
+	// At each byte: an end that the connection made is never said to be the file's.
+	for name, body := range map[string]string{CSV: "\ufeffsep=;\r\n\"email\";n\r\nana@example.com;\"a\"\"\r\nb\"\r\nleo@example.com;2\r\n",
+		NDJSON: "{\"address\":\"ana@example.com\",\"v\":\"\\u00e9\"}\n\n{\"address\":\"leo@example.com\"}\n"} {
+		for _, sent := range []string{body, deflated(body)} {
+			for n := range len(sent) {
+				_, err := readAll(File{Format: name}, io.MultiReader(strings.NewReader(sent[:n]), broken{}))
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%s after %d bytes", name, n)
+				require.NotErrorAs(t, err, new(*FileError), "%s after %d bytes", name, n)
+			}
+		}
+	}
 }
 
 type broken struct{}
@@ -141,4 +180,15 @@ func FuzzFiles(f *testing.F) {
 		require.Equal(t, one, two, "a repeated file gives the same rows")
 		require.Equal(t, fmt.Sprint(err), fmt.Sprint(again))
 	})
+}
+
+// A draft's own variables and traits go by the same rule: a backslash before
+// u0000 is text, and no NUL.
+func TestADraftTakesWhatTheDatabaseCanKeep(t *testing.T) {
+	t.Parallel()
+	for text, ok := range map[string]bool{`{"path":"C:\\u0000"}`: true, `{"n":1e308}`: true, `{"n":"\u0000"}`: false, `{"n":"\ud800"}`: false, `{"n":1e309}`: false} {
+		for _, c := range []Change{{Variables: json.RawMessage(text)}, {Audience: &Audience{Type: FromContacts, Traits: json.RawMessage(text)}}} {
+			require.Equal(t, ok, c.check() == nil, text)
+		}
+	}
 }

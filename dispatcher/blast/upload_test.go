@@ -75,6 +75,22 @@ func TestUpload(t *testing.T) {
 		require.Equal(t, "p1@example.com Ana,p2@example.com Leo,p3@example.com Eva,p7@example.com Own,p2402@example.com Merged", raw)
 	})
 
+	// JSON that the database has no form for is a bad row, not an end of the file.
+	t.Run("TakesWhatTheDatabaseCanKeepAndNamesTheRest", func(t *testing.T) {
+		t.Parallel()
+		b := d.draft(Audience{Type: FromUpload})
+		body := ""
+		for i, v := range []string{`"\ud83d\ude00"`, strings.Repeat("9", 64), "-1.7e308", "0." + strings.Repeat("0", 399) + "1", "1e-400", strings.Repeat("[", 31) + strings.Repeat("]", 31),
+			`"\ud800"`, `"\u0000"`, "1e999999", "1e-999999", "1e-401", strings.Repeat("[", 9_000) + strings.Repeat("]", 9_000)} {
+			body += fmt.Sprintf(`{"external_id":"c-%d","v":%s}`+"\n", i+1, v)
+		}
+		u, err := d.Upload(ctx, d.tenant, b.ID, ids.New(), File{Format: NDJSON}, strings.NewReader(body), nil)
+		require.NoError(t, err)
+		require.Equal(t, UploadDone, u.State)
+		require.Equal(t, map[string]int64{BadCharacter: 2, BadNumber: 3, TooDeep: 1}, u.Reasons)
+		require.Equal(t, int64(6), u.Taken)
+	})
+
 	t.Run("GoesOnBehindWhatWasTakenWhereverItBreaksOff", func(t *testing.T) {
 		t.Parallel()
 		b := d.draft(Audience{Type: FromUpload})

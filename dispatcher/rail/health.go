@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -92,44 +93,90 @@ type HealthDeps struct {
 }
 
 // Health reads the state of every rail. It never fails: what cannot be seen is
-// named.
+// named. Each store is asked beside the others: one that hangs takes the whole
+// budget, and must not hide what the others know.
 func Health(ctx context.Context, d HealthDeps) QueueHealth {
 	ctx, cancel := context.WithTimeout(ctx, def(d.Budget, 800*time.Millisecond))
 	defer cancel()
-	out := QueueHealth{At: time.Now().UTC()}
-	for _, c := range d.Channels {
-		out.Channels = append(out.Channels, d.channel(ctx, c))
+	out := QueueHealth{At: time.Now().UTC(), Channels: make([]ChannelHealth, len(d.Channels))}
+	blind := make([]blindness, len(d.Channels))
+	for i, c := range d.Channels {
+		out.Channels[i] = ChannelHealth{Channel: c, Rails: []RailHealth{{Rail: schemas.RailTransactional}, {Rail: schemas.RailMarketing}}}
+	}
+	var asked sync.WaitGroup
+	for _, ask := range []func(context.Context, *ChannelHealth, *blindness){d.askRedis, d.askPostgres, d.askKafka} {
+		asked.Go(func() {
+			for i := range out.Channels {
+				ask(ctx, &out.Channels[i], &blind[i])
+			}
+		})
+	}
+	asked.Wait()
+	for i := range out.Channels {
+		out.Channels[i].sum()
+		out.Channels[i].CannotSee = blind[i].names(out.Channels[i].Rails)
 	}
 	return out
 }
 
-func (d HealthDeps) channel(ctx context.Context, channel string) ChannelHealth {
-	h := ChannelHealth{Channel: channel}
-	cannot := func(what string, err error) {
-		if err != nil {
-			h.CannotSee = append(h.CannotSee, what)
-		}
+// blindness is what of a channel could not be seen; each store writes its own
+// fields.
+type blindness struct {
+	yield                    error
+	postgres, kafka, buckets [2]error // by rail
+}
+
+func (b *blindness) names(rails []RailHealth) (out []string) {
+	if b.yield != nil {
+		out = append(out, "yield")
 	}
-	word, err := d.yield(ctx, channel)
-	cannot("yield", err)
-	h.Yield = word
-	for _, r := range []string{schemas.RailTransactional, schemas.RailMarketing} {
-		rh := RailHealth{Rail: r}
-		cannot(r+".postgres", d.fromPostgres(ctx, channel, &rh))
-		cannot(r+".kafka", d.fromKafka(ctx, channel, &rh))
-		using := d.fromRoutes(ctx, channel, &rh)
-		cannot(r+".buckets", d.fromBuckets(ctx, channel, using, &rh))
-		if rh.Lag != nil && rh.Parked != nil {
-			depth := *rh.Lag + *rh.Parked + *rh.Waiting + *rh.Held
-			rh.Depth = &depth
-			if rh.Bucket != nil && rh.Bucket.RatePerSecond > 0 {
-				drain := float64(depth)/rh.Bucket.RatePerSecond + rh.Bucket.BlockedSeconds
-				rh.DrainSeconds = &drain
+	for i, r := range rails {
+		for _, s := range []struct {
+			name string
+			err  error
+		}{{"postgres", b.postgres[i]}, {"kafka", b.kafka[i]}, {"buckets", b.buckets[i]}} {
+			if s.err != nil {
+				out = append(out, r.Rail+"."+s.name)
 			}
 		}
-		h.Rails = append(h.Rails, rh)
 	}
-	return h
+	return out
+}
+
+func (d HealthDeps) askRedis(ctx context.Context, h *ChannelHealth, b *blindness) {
+	h.Yield, b.yield = d.yield(ctx, h.Channel)
+	for i := range h.Rails {
+		using := d.fromRoutes(ctx, h.Channel, &h.Rails[i])
+		b.buckets[i] = d.fromBuckets(ctx, h.Channel, using, &h.Rails[i])
+	}
+}
+
+func (d HealthDeps) askPostgres(ctx context.Context, h *ChannelHealth, b *blindness) {
+	for i := range h.Rails {
+		b.postgres[i] = d.fromPostgres(ctx, h.Channel, &h.Rails[i])
+	}
+}
+
+func (d HealthDeps) askKafka(ctx context.Context, h *ChannelHealth, b *blindness) {
+	for i := range h.Rails {
+		b.kafka[i] = d.fromKafka(ctx, h.Channel, &h.Rails[i])
+	}
+}
+
+// sum adds up what several stores know of each rail.
+func (h *ChannelHealth) sum() {
+	for i := range h.Rails {
+		r := &h.Rails[i]
+		if r.Lag == nil || r.Parked == nil {
+			continue
+		}
+		depth := *r.Lag + *r.Parked + *r.Waiting + *r.Held
+		r.Depth = &depth
+		if r.Bucket != nil && r.Bucket.RatePerSecond > 0 {
+			drain := float64(depth)/r.Bucket.RatePerSecond + r.Bucket.BlockedSeconds
+			r.DrainSeconds = &drain
+		}
+	}
 }
 
 func (d HealthDeps) yield(ctx context.Context, channel string) (*YieldHealth, error) {

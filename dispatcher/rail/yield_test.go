@@ -2,12 +2,14 @@ package rail_test
 
 import (
 	"context"
+	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -179,6 +181,47 @@ func TestHealthSaysWhatItCannotSee(t *testing.T) {
 	require.Equal(t, []string{"yield", "transactional.buckets", "marketing.buckets"}, h.Channels[0].CannotSee)
 	require.NotNil(t, h.Channels[0].Rails[0].Depth)
 	require.Nil(t, h.Channels[0].Rails[0].Bucket)
+}
+
+// A store that hangs takes the whole budget; what the others know is seen all
+// the same.
+func TestHealthSeesPastAStoreThatHangs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and never answers
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	hung := listener.Addr().String()
+
+	for name, c := range map[string]struct {
+		hang func(d *rail.HealthDeps)
+		want []string
+		seen func(r rail.RailHealth) bool
+	}{
+		"Redis": {func(d *rail.HealthDeps) {
+			rdb := redis.NewClient(&redis.Options{Addr: hung, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: time.Minute, ReadTimeout: time.Minute})
+			t.Cleanup(func() { _ = rdb.Close() })
+			limiter, err := bucket.New(bucket.Config{Prefix: b.prefix, Asker: "health", Providers: map[string]bucket.Stated{"fake": {RatePerSecond: 1000}}}, bucket.Deps{Redis: rdb})
+			require.NoError(t, err)
+			d.Redis, d.Buckets = rdb, limiter
+		}, []string{"yield", "transactional.buckets", "marketing.buckets"}, func(r rail.RailHealth) bool { return r.Depth != nil && r.Bucket == nil }},
+		"PostgreSQL": {func(d *rail.HealthDeps) {
+			pool, err := pgxpool.New(context.Background(), "postgres://carril@"+hung+"/carril?sslmode=disable&connect_timeout=60")
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			d.Pool = pool
+		}, []string{"transactional.postgres", "marketing.postgres"}, func(r rail.RailHealth) bool { return r.Lag != nil && r.Bucket != nil && r.Depth == nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := b.healthDeps("fake")
+			d.Budget = 3 * time.Second
+			c.hang(&d)
+			b.eventually("what answers is seen", func() bool {
+				h := rail.Health(context.Background(), d).Channels[0]
+				return slices.Equal(c.want, h.CannotSee) && c.seen(h.Rails[0]) && c.seen(h.Rails[1])
+			})
+		})
+	}
 }
 
 // F30: a provider that fails for a while meets one request at a time.

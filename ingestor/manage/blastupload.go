@@ -107,6 +107,9 @@ func readUpload(r *http.Request) (upload uuid.UUID, f BlastFile, problem *httpse
 		if len(values) != 1 || name != "upload_id" && name != "delimiter" && name != "columns" {
 			return upload, f, badParameter("Known are upload_id, delimiter, columns, each once.")
 		}
+		if values[0] == "" {
+			return upload, f, badParameter(name + " is empty: leave it out, or say what it is.")
+		}
 	}
 	upload, ok := parseID(v.Get("upload_id"))
 	if !ok {

@@ -35,7 +35,7 @@ func normalizeEmail(s string) (string, bool) {
 		return s, false
 	}
 	domain, err := idna.Lookup.ToASCII(strings.TrimSuffix(domain, "."))
-	if err != nil || !strings.Contains(domain, ".") || strings.HasPrefix(domain, ".") {
+	if err != nil || !strings.Contains(domain, ".") || strings.HasPrefix(domain, ".") || !inDNS(domain) {
 		return s, false
 	}
 	out := strings.ToLower(local) + "@" + strings.ToLower(domain)
@@ -43,6 +43,19 @@ func normalizeEmail(s string) (string, bool) {
 		return s, false
 	}
 	return out, true
+}
+
+// inDNS says whether a domain could be looked up: the lengths of RFC 1035 §2.3.4,
+// and a last label that is no number, as of an IP address (RFC 3696 §2). One such
+// address has a provider refuse the whole batch that it is in.
+func inDNS(domain string) bool {
+	labels := strings.Split(domain, ".")
+	for _, l := range labels {
+		if l == "" || len(l) > 63 {
+			return false
+		}
+	}
+	return len(domain) <= 253 && strings.Trim(labels[len(labels)-1], "0123456789") != ""
 }
 
 func cutLast(s string, sep byte) (before, after string, ok bool) {

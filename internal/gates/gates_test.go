@@ -1,6 +1,7 @@
 package gates_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -34,6 +35,11 @@ func TestNormalize(t *testing.T) {
 		{"email", "a@b@example.com", "", false},
 		{"email", "a@localhost", "", false},
 		{"email", "a..b@example.com", "", false},
+		{"email", "a@127.0.0.1", "", false},
+		{"email", "a@1.example.com", "a@1.example.com", true},
+		{"email", "a@" + strings.Repeat("b", 63) + ".com", "a@" + strings.Repeat("b", 63) + ".com", true},
+		{"email", "a@" + strings.Repeat("b", 64) + ".com", "", false},
+		{"email", "a@" + strings.Repeat("b.", 126) + "com", "", false},
 		{"sms", "+50688887777", "+50688887777", true},
 		{"sms", "88887777", "", false},
 		{"sms", "+0506", "", false},

@@ -28,6 +28,14 @@ func orders() map[ratelimit.Mode]map[string]int64 {
 	return map[ratelimit.Mode]map[string]int64{ratelimit.Transactional: {}, ratelimit.Marketing: {}, ratelimit.Plain: {}}
 }
 
+// order is in whose order an ask waits and is served.
+func order(mode ratelimit.Mode) ratelimit.Mode {
+	if mode == ratelimit.Renew {
+		return ratelimit.Transactional
+	}
+	return mode
+}
+
 func (m *model) currentFactor() float64 {
 	if m.now <= m.factorAt {
 		return m.factor
@@ -58,6 +66,10 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		least = cost
 	}
 	member := a.TenantID + ":" + a.Asker
+	marks, served := m.marks[order(a.Mode)], m.served[order(a.Mode)]
+	if a.Mode == ratelimit.Renew { // granted or not, what it had is as if it had never been
+		delete(served, a.TenantID)
+	}
 	n := cost
 	if a.Tenant.Rate > 0 {
 		step := 1e6 / a.Tenant.Rate
@@ -65,7 +77,7 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		m.tenantFull[a.TenantID] = min(m.tenantFull[a.TenantID], m.now+int64(math.RoundToEven(debt)))
 		free := int(math.Floor(a.Tenant.Capacity - debt/step + 1e-9))
 		if free < least {
-			delete(m.marks[a.Mode], member)
+			delete(marks, member)
 			return 0, ratelimit.Tenant, debt + float64(least)*step - a.Tenant.Capacity*step
 		}
 		n = min(n, free)
@@ -73,7 +85,7 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 	refuse := func(why ratelimit.Reason, wait float64) (int, ratelimit.Reason, float64) {
 		if a.Mode != ratelimit.Plain && (a.Mode != ratelimit.Marketing || why != ratelimit.Blocked) {
 			wait = math.Min(wait, 2e6)
-			m.marks[a.Mode][member] = int64(math.RoundToEven(float64(m.now) + wait + 100e3))
+			marks[member] = int64(math.RoundToEven(float64(m.now) + wait + 100e3))
 		}
 		return 0, why, wait
 	}
@@ -92,7 +104,7 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		return refuse(ratelimit.Provider, debt+float64(wanted)*step-a.Provider.Capacity*step)
 	}
 	free -= spare
-	if a.Mode != ratelimit.Plain {
+	if a.Mode == ratelimit.Transactional || a.Mode == ratelimit.Marketing {
 		if wait, turn := m.otherTurn(a, step, m.providerFull); turn {
 			return refuse(ratelimit.Waiter, wait)
 		}
@@ -104,8 +116,8 @@ func (m *model) take(a ratelimit.Ask) (int, ratelimit.Reason, float64) {
 		tdebt := math.Min(float64(max(0, m.tenantFull[a.TenantID]-m.now)), a.Tenant.Capacity*tstep)
 		m.tenantFull[a.TenantID] = int64(math.RoundToEven(float64(m.now) + tdebt + float64(n)*tstep))
 	}
-	delete(m.marks[a.Mode], member)
-	m.served[a.Mode][a.TenantID] = m.now
+	delete(marks, member)
+	served[a.TenantID] = m.now
 	return n, ratelimit.Granted, 0
 }
 
@@ -119,6 +131,17 @@ func (m *model) live(mode ratelimit.Mode) map[string]int64 {
 		}
 	}
 	return live
+}
+
+// waiting lists the transactional asks whose marks live.
+func (m *model) waiting() []string {
+	out := []string{}
+	for member, end := range m.marks[ratelimit.Transactional] {
+		if end > m.now && end <= m.now+2_100_000 {
+			out = append(out, member)
+		}
+	}
+	return out
 }
 
 // otherTurn says that the free token is somebody else's.

@@ -50,7 +50,7 @@ func (v *virtual) reset(t require.TestingT) {
 func (v *virtual) to(at time.Time) { v.now = at; v.srv.SetTime(at) }
 
 func (v *virtual) take(a ratelimit.Ask) ratelimit.Answer {
-	a.Keys = keys(a.TenantID, string(a.Mode))
+	a.Keys = keys(a.TenantID, string(order(a.Mode)))
 	got, err := v.s.Take(context.Background(), v.rdb, a)
 	require.NoError(v.t, err)
 	return got
@@ -97,7 +97,7 @@ func TestScript(t *testing.T) {
 					continue
 				}
 				a := ratelimit.Ask{
-					Mode:     rapid.SampledFrom([]ratelimit.Mode{ratelimit.Transactional, ratelimit.Transactional, ratelimit.Marketing, ratelimit.Plain}).Draw(t, "mode"),
+					Mode:     rapid.SampledFrom([]ratelimit.Mode{ratelimit.Transactional, ratelimit.Transactional, ratelimit.Renew, ratelimit.Marketing, ratelimit.Plain}).Draw(t, "mode"),
 					TenantID: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
 					Asker:    rapid.SampledFrom([]string{"1", "2"}).Draw(t, "asker"),
 					Provider: ratelimit.Bucket{Capacity: burst, Rate: rate},
@@ -108,14 +108,16 @@ func TestScript(t *testing.T) {
 					a.Tenant = ratelimit.Bucket{Capacity: burst, Rate: tenantRate}
 				}
 				// The model keeps one bucket a tenant; the rails' are told apart by their keys.
-				tenant := a.TenantID
-				a.TenantID = tenant + string(a.Mode[0])
+				a.TenantID += string(order(a.Mode)[0])
 				n, why, wait := m.take(a)
 				got := v.take(a)
 				require.Equal(t, why, got.Reason)
 				require.Equal(t, n, got.Granted)
 				require.InDelta(t, math.Ceil(math.Max(0, wait)), float64(got.Wait.Microseconds()), 1)
 				require.InDelta(t, m.currentFactor(), got.Factor, 1e-9)
+				levels, err := v.s.Levels(context.Background(), v.rdb, keys("", ""), v.now)
+				require.NoError(t, err)
+				require.ElementsMatch(t, m.waiting(), levels.Waiters)
 				if n > 0 {
 					granted = m.now
 				}

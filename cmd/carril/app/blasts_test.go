@@ -218,6 +218,7 @@ func TestBlastRoutes(t *testing.T) {
 		require.Contains(t, answer, `"row":2`)
 		for _, bad := range []struct{ query, kind, want string }{
 			{"", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&delimiter=x", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&columns=[]", "text/csv", "400 invalid_parameter"},
+			{"upload_id=" + upload + "&delimiter=", "text/csv", "400 invalid_parameter"}, {"upload_id=" + upload + "&columns=", "text/csv", "400 invalid_parameter"}, {"upload_id=", "text/csv", "400 invalid_parameter"},
 			{"upload_id=" + upload, "application/json", "415 unsupported_media_type"}, {"upload_id=" + upload, "text/csv; charset=windows-1252", "415 unsupported_media_type"},
 		} {
 			status, answer := c.send("acme", http.MethodPost, blastRoute+"/recipients", at(id)+"/recipients?"+bad.query, "email\n", bad.kind)
@@ -289,7 +290,10 @@ func TestBlastRoutes(t *testing.T) {
 		require.Equal(t, "sender_unverified", step("start", ""))
 		c.exec(`UPDATE messaging.senders SET verified = true WHERE tenant_id = $1`, c.acme)
 		require.Equal(t, "invalid_field", step("start", `{"start_at":"soon"}`))
-		require.Equal(t, "scheduled", step("start", `{"start_at":"`+time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+`"}`))
+		soon := time.Now().Add(time.Hour).In(time.FixedZone("", -5*3600))
+		require.Equal(t, "scheduled", step("start", `{"start_at":"`+soon.Format(time.RFC3339Nano)+`"}`))
+		require.Equal(t, "scheduled", step("start", `{"start_at":"`+soon.UTC().Format(time.RFC3339Nano)+`"}`), "the same time")
+		require.Equal(t, "already_started", step("start", `{"start_at":"`+soon.Add(time.Hour).Format(time.RFC3339Nano)+`"}`))
 		require.Equal(t, "scheduled", step("start", ""), "to start again changes nothing")
 		require.Equal(t, "paused", step("pause", ""))
 		require.Equal(t, "scheduled", step("resume", ""))
