@@ -228,6 +228,7 @@ func (c benchHooksCmd) Run(e *environment) error {
 }
 
 func (c benchAppendCmd) Run(e *environment) error {
+	tuneMemory(app.Roles{Process: true}, os.Getenv) // it is the stage's process
 	cfg, err := c.config(e)
 	if err != nil {
 		return err
