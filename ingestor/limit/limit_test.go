@@ -376,7 +376,7 @@ func TestRedisAway(t *testing.T) { // faults P8, F27
 			wg.Go(func() { take(l, p, 1) })
 		}
 		wg.Wait()
-		require.Less(t, time.Since(begin), 5*time.Second)
+		require.Less(t, time.Since(begin), 30*time.Second)
 		require.EqualValues(t, 40, testutil.ToFloat64(l.metrics.passedAlone))
 		require.Len(t, never.asked, 1, "all waited for one ask, and then for none")
 	})

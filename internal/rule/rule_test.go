@@ -40,6 +40,7 @@ func TestCompileRefuses(t *testing.T) {
 		"TooLong":           {rule.Rule{Actions: points(1), Condition: strings.Repeat(" ", 5000)}, "/condition"},
 		"NulInTheName":      {rule.Rule{Actions: points(1), Name: "a\x00"}, "/name"},
 		"WindowBackwards":   {rule.Rule{Actions: points(1), ValidFrom: &late, ValidUntil: &early}, "/valid_until"},
+		"WindowOfNothing":   {rule.Rule{Actions: points(1), ValidFrom: &early, ValidUntil: &early}, "/valid_until"},
 		"CapOfNothing":      {rule.Rule{Actions: points(1), Cap: &rule.Cap{}}, "/cap/count"},
 		"CapWindowNoUnit":   {rule.Rule{Actions: points(1), Cap: &rule.Cap{Count: 1, Window: "24"}}, "/cap/window"},
 		"CapWindowNegative": {rule.Rule{Actions: points(1), Cap: &rule.Cap{Count: 1, Window: "-1h"}}, "/cap/window"},
