@@ -35,12 +35,6 @@ func (s *Store) NewBatch(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, messa
 	if _, err := tx.Exec(ctx, sql, ids.Time(job), s.worker, job, tenant, raw, soleExpiry(messages)); err != nil {
 		return outbox.Message{}, fmt.Errorf("write a batch: %w", err)
 	}
-	if blast := messages[0].BlastID; blast != nil {
-		const mark = `UPDATE messaging.blast_recipients SET job_id = $3 WHERE blast_id = $1 AND position = ANY($2)`
-		if _, err := tx.Exec(ctx, mark, *blast, positions(messages), job); err != nil {
-			return outbox.Message{}, fmt.Errorf("mark a batch's recipients: %w", err)
-		}
-	}
 	return s.record(ctx, enqueued{job: job, tenant: tenant, turn: 1, category: "marketing", payload: p, at: now})
 }
 

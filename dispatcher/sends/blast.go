@@ -1,8 +1,12 @@
 package sends
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,12 +31,17 @@ func (o Outcome) blastOutcome() (outcome, reason string) {
 }
 
 // blastRows are outcomes of blasts' recipients on their way into the database.
-// They go in one statement: each counts what it changes (messaging.blast_counts).
 type blastRows struct {
-	blasts            []uuid.UUID
-	positions         []int64
-	outcomes, reasons []string
-	rest              []blastRest
+	groups map[blastGroup][]int64 // positions
+	rest   []blastRest
+}
+
+// blastGroup is what recipients share that one statement writes. A statement that
+// looked each of them up in a list of outcomes would do so over and over again: a
+// plan that was made for ten of them is kept for thousands.
+type blastGroup struct {
+	blast, job      uuid.UUID
+	outcome, reason string
 }
 
 // blastRest is a job that ends as a whole: those of its recipients that have no
@@ -43,13 +52,16 @@ type blastRest struct {
 	outcome, reason string
 }
 
-// add counts a message to its blast, where it has one.
-func (r *blastRows) add(m schemas.JobMessage, outcome, reason string) {
+// add counts a message of a job to its blast, where it has one.
+func (r *blastRows) add(job uuid.UUID, m schemas.JobMessage, outcome, reason string) {
 	if m.BlastID == nil {
 		return
 	}
-	r.blasts, r.positions = append(r.blasts, *m.BlastID), append(r.positions, int64(m.RecipientIndex))
-	r.outcomes, r.reasons = append(r.outcomes, outcome), append(r.reasons, reason)
+	if r.groups == nil {
+		r.groups = map[blastGroup][]int64{}
+	}
+	g := blastGroup{*m.BlastID, job, outcome, reason}
+	r.groups[g] = append(r.groups[g], int64(m.RecipientIndex))
 }
 
 // end counts what a job leaves that ends in a state which says nothing of its
@@ -75,20 +87,53 @@ func positions(ms []schemas.JobMessage) []int64 {
 	return out
 }
 
-const blastOutcomeSQL = `UPDATE messaging.blast_recipients r SET outcome = u.o, reason = nullif(u.w, '')
-FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS u(b, p, o, w)
-WHERE r.blast_id = ANY($1) AND r.position = ANY($2) AND r.blast_id = u.b AND r.position = u.p`
+const blastOutcomeSQL = `UPDATE messaging.blast_recipients SET outcome = $3, reason = nullif($4, ''), job_id = $5
+WHERE blast_id = $1 AND position = ANY($2)`
 
 const blastRestSQL = `UPDATE messaging.blast_recipients SET outcome = $3, reason = nullif($4, '')
 WHERE blast_id = $1 AND position = ANY($2) AND outcome IS NULL`
 
-// queue writes the single outcomes first: the rest is what has none.
+// blastLockSQL locks recipients in their order.
+const blastLockSQL = `SELECT FROM messaging.blast_recipients WHERE blast_id = $1 AND position = ANY($2) ORDER BY position FOR NO KEY UPDATE`
+
+// queue writes the single outcomes first: the rest is what has none. Recipients are
+// locked in one order, for providers' reports of the same ones may be written
+// meanwhile: a job's positions follow each other, so that groups come in order
+// unless one job has several.
 func (r *blastRows) queue(b *pgx.Batch) {
-	if len(r.blasts) > 0 {
-		b.Queue(blastOutcomeSQL, r.blasts, r.positions, r.outcomes, r.reasons)
+	order := slices.Collect(maps.Keys(r.groups))
+	for _, ps := range r.groups {
+		slices.Sort(ps)
+	}
+	slices.SortFunc(order, func(x, y blastGroup) int {
+		return cmp.Or(bytes.Compare(x.blast[:], y.blast[:]), cmp.Compare(r.groups[x][0], r.groups[y][0]))
+	})
+	for i := 0; i < len(order); {
+		next := i + 1
+		for next < len(order) && order[next].blast == order[i].blast {
+			next++
+		}
+		r.queueBlast(b, order[i:next])
+		i = next
 	}
 	for _, e := range r.rest {
 		b.Queue(blastRestSQL, e.blast, e.positions, e.outcome, e.reason)
+	}
+}
+
+// queueBlast writes the groups of one blast, sorted by their first positions.
+func (r *blastRows) queueBlast(b *pgx.Batch, groups []blastGroup) {
+	var all []int64
+	mixed := false
+	for _, g := range groups {
+		mixed = mixed || len(all) > 0 && all[len(all)-1] > r.groups[g][0]
+		all = append(all, r.groups[g]...)
+	}
+	if mixed {
+		b.Queue(blastLockSQL, groups[0].blast, all)
+	}
+	for _, g := range groups {
+		b.Queue(blastOutcomeSQL, g.blast, r.groups[g], g.outcome, g.reason, g.job)
 	}
 }
 

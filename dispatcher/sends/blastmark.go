@@ -1,8 +1,10 @@
 package sends
 
 import (
+	"bytes"
 	"context"
-	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -39,39 +41,40 @@ func markOf(status string) int16 {
 	return 0
 }
 
-// blastMarks are reports about blasts' messages. A bit is set once, whatever
-// the order and the number of the reports, and so is counted once.
-type blastMarks struct {
-	blasts    []uuid.UUID
-	positions []int64
-	marks     []int16
-}
+// blastMarks are reports about blasts' messages, by blast and position. A bit is set
+// once, whatever the order and the number of the reports, and so is counted once.
+type blastMarks map[uuid.UUID]map[int64]int16
 
-func (m *blastMarks) add(r *report, f found) {
+func (m blastMarks) add(r *report, f found) {
 	status, _ := statusOf(r.event.Status)
-	if bits := markOf(status); f.blast != nil && bits != 0 {
-		m.blasts, m.positions, m.marks = append(m.blasts, *f.blast), append(m.positions, f.position), append(m.marks, bits)
+	bits := markOf(status)
+	if f.blast == nil || bits == 0 {
+		return
 	}
+	if m[*f.blast] == nil {
+		m[*f.blast] = map[int64]int16{}
+	}
+	m[*f.blast][f.position] |= bits
 }
 
-// The rows are locked in one order: a rail worker may be writing the outcomes
-// of the same batch.
-const blastMarkSQL = `WITH u AS (
-    SELECT b, p, bit_or(m) AS m FROM unnest($1::uuid[], $2::bigint[], $3::smallint[]) AS v(b, p, m) GROUP BY b, p
-), l AS MATERIALIZED (
-    SELECT r.blast_id, r.position, u.m FROM u JOIN messaging.blast_recipients r ON r.blast_id = u.b AND r.position = u.p
-    WHERE r.blast_id = ANY($1) AND r.position = ANY($2) AND (r.marks & u.m) <> u.m
-    ORDER BY r.blast_id, r.position FOR NO KEY UPDATE OF r
-)
-UPDATE messaging.blast_recipients r SET marks = r.marks | l.m FROM l
-WHERE r.blast_id = ANY($1) AND r.position = ANY($2) AND r.blast_id = l.blast_id AND r.position = l.position`
+const blastMarkSQL = `UPDATE messaging.blast_recipients SET marks = marks | $3 WHERE blast_id = $1 AND position = ANY($2) AND (marks & $3) <> $3`
 
-func (m *blastMarks) write(ctx context.Context, tx pgx.Tx) error {
-	if len(m.blasts) == 0 {
-		return nil
+// write sets the bits, a statement for each set of them. The rows are locked in one
+// order: a rail worker may be writing the outcomes of the same batch.
+func (m blastMarks) write(ctx context.Context, tx pgx.Tx) error {
+	var b pgx.Batch
+	for _, blast := range slices.SortedFunc(maps.Keys(m), func(x, y uuid.UUID) int { return bytes.Compare(x[:], y[:]) }) {
+		by := map[int16][]int64{}
+		for _, position := range slices.Sorted(maps.Keys(m[blast])) {
+			bits := m[blast][position]
+			by[bits] = append(by[bits], position)
+		}
+		if len(by) > 1 {
+			b.Queue(blastLockSQL, blast, slices.Collect(maps.Keys(m[blast])))
+		}
+		for bits, positions := range by {
+			b.Queue(blastMarkSQL, blast, positions, bits)
+		}
 	}
-	if _, err := tx.Exec(ctx, blastMarkSQL, m.blasts, m.positions, m.marks); err != nil {
-		return fmt.Errorf("mark a blast's recipients: %w", err)
-	}
-	return nil
+	return flush(ctx, tx, &b, "mark a blast's recipients")
 }

@@ -8,6 +8,12 @@ const (
 	StepSQL  = stepSQL
 	ParkSQL  = parkSQL
 
+	BlastOutcomeSQL = blastOutcomeSQL
+	BlastMarkSQL    = blastMarkSQL
+	BlastLockSQL    = blastLockSQL
+	RecordSQL       = recordSQL
+	SettleSQL       = settleSQL
+
 	WaitsSQL     = waitsSQL
 	CreditsSQL   = creditsSQL
 	WaitingSQL   = waitingSQL

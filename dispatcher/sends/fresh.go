@@ -163,7 +163,7 @@ SET outcome = 'blocked', gate = EXCLUDED.gate, reason = EXCLUDED.reason, send_id
 	if v.Reason == gates.Expired {
 		outcome = StateExpired
 	}
-	rows.add(m, outcome, string(v.Reason))
+	rows.add(c.JobID, m, outcome, string(v.Reason))
 }
 
 // freezeFresh renders a job's messages and makes its bytes. It is false where

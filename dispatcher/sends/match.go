@@ -1,10 +1,10 @@
 package sends
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -68,6 +68,12 @@ type found struct {
 	position    int64
 }
 
+// hit is a report whose send was found.
+type hit struct {
+	r *report
+	f found
+}
+
 // match writes reports to their sends' histories, each once.
 func (h *Statuses) match(ctx context.Context, tx pgx.Tx, reports []*report) (res matched, err error) {
 	res.suppressed = map[string]int{}
@@ -92,10 +98,6 @@ func (h *Statuses) match(ctx context.Context, tx pgx.Tx, reports []*report) (res
 	if err != nil {
 		return res, err
 	}
-	type hit struct {
-		r *report
-		f found
-	}
 	var hits []hit
 	for _, r := range live {
 		if f, ok := by[r]; ok {
@@ -104,34 +106,29 @@ func (h *Statuses) match(ctx context.Context, tx pgx.Tx, reports []*report) (res
 			res.unmatched = append(res.unmatched, r)
 		}
 	}
-	// Locks in one order, whatever the order of arrival; the history keeps the
-	// order of arrival by itself.
-	order := make([]hit, len(hits))
-	copy(order, hits)
-	slices.SortStableFunc(order, func(a, b hit) int { return strings.Compare(a.f.send.String(), b.f.send.String()) })
-	var marks blastMarks
+	if len(hits) == 0 {
+		return res, nil
+	}
+	if err := h.record(ctx, tx, hits, &res); err != nil {
+		return res, err
+	}
+	marks := blastMarks{}
 	for _, x := range hits {
 		marks.add(x.r, x.f)
-		ok, err := h.record(ctx, tx, x.r, x.f, &res)
-		if err != nil {
-			return res, err
-		}
-		if !ok {
-			res.repeated++
-		}
 	}
 	if err := marks.write(ctx, tx); err != nil {
 		return res, err
 	}
+	// Locks in one order, whatever the order of arrival; the history keeps the
+	// order of arrival by itself.
+	order := slices.Clone(hits)
+	slices.SortStableFunc(order, func(a, b hit) int { return bytes.Compare(a.f.send[:], b.f.send[:]) })
 	for _, x := range order {
 		if err := suppress(ctx, tx, x.r, x.f, &res); err != nil {
 			return res, err
 		}
-		if err := settleByEvent(ctx, tx, x.r, x.f); err != nil {
-			return res, err
-		}
 	}
-	return res, nil
+	return res, settleByEvents(ctx, tx, order)
 }
 
 // findSends finds each report's send by its tag, else by the provider's id of
@@ -197,43 +194,6 @@ CROSS JOIN LATERAL (SELECT * FROM messaging.sends f WHERE f.requested_at >= $4 A
 	return out, nil
 }
 
-// record appends to the history; false where the event is there already, by its
-// id or, from providers that change it between retries, as the same step at the
-// provider's same moment (F34).
-func (h *Statuses) record(ctx context.Context, tx pgx.Tx, r *report, f found, res *matched) (bool, error) {
-	status, _ := statusOf(r.event.Status)
-	reason := r.event.Reason
-	if r.event.Status == provider.StatusSuppressed {
-		reason = strings.TrimSpace("suppressed_by_provider " + reason)
-	}
-	const sql = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, generation, occurred_at, reason)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, nullif($10, '')
-WHERE NOT EXISTS (SELECT FROM messaging.send_status_history h WHERE h.requested_at = $1 AND h.send_id = $4 AND h.provider = $6
-    AND h.status = $5 AND h.occurred_at = $9 AND NOT starts_with(h.provider_event_id, 'carril:'))
-ON CONFLICT DO NOTHING RETURNING recorded_at`
-	var at time.Time
-	err := tx.QueryRow(ctx, sql, f.requested, f.class, f.tenant, f.send, status, r.provider, r.id, f.generation, r.event.OccurredAt, reason).Scan(&at)
-	if isNoRows(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("record a status: %w", err)
-	}
-	res.recorded++
-	if statuses[status].event == "" {
-		return true, nil
-	}
-	m, err := statusChange(ctx, h.codec, change{
-		id: ids.StatusChange(f.send, status, r.provider, r.id), send: f.send, tenant: f.tenant, cell: f.cell, contact: f.contact, channel: f.channel,
-		category: f.category, status: status, occurred: r.event.OccurredAt, recorded: at, correlation: f.correlation, origin: f.origin, reason: reason,
-	})
-	if err != nil {
-		return false, err
-	}
-	res.changes = append(res.changes, m)
-	return true, nil
-}
-
 // suppress writes what a hard bounce or a complaint asks for (FS-MSG-0003 §6).
 // It runs for a repeated event too: the first may have come before an erasure
 // of the suppression by hand, and writing it again changes nothing otherwise.
@@ -279,21 +239,4 @@ WHERE s.reason = 'unsubscribe' OR s.reason = 'hard_bounce' AND EXCLUDED.reason =
 		return 0, fmt.Errorf("suppress an address: %w", err)
 	}
 	return int(tag.RowsAffected()), nil
-}
-
-// settleByEvent ends a job of one message whose outcome was unknown: the
-// provider's event says that the request was taken, so it is not sent again.
-// A batch's members are settled by the answer under its key.
-func settleByEvent(ctx context.Context, tx pgx.Tx, r *report, f found) error {
-	if r.event.Status == provider.StatusSuppressed || r.event.Status == provider.StatusFailed {
-		return nil // not sent is known by our own answer, or will be
-	}
-	const sql = `UPDATE core.processed_jobs j SET state = 'sent', reason = 'settled_by_event', not_before = NULL, updated_at = now()
-WHERE j.id_time = $1 AND j.worker LIKE 'rail:%' AND j.job_id = $2 AND j.state IN ('parked', 'needs_review')
-    AND EXISTS (SELECT FROM messaging.send_requests q WHERE q.created_at > now() - interval '4 days' AND q.job_id = j.job_id
-        AND q.generation = j.generation AND q.uncertain AND q.settled IS NULL)`
-	if _, err := tx.Exec(ctx, sql, ids.Time(f.send), f.send); err != nil {
-		return fmt.Errorf("settle a job by an event: %w", err)
-	}
-	return nil
 }

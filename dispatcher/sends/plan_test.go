@@ -2,6 +2,7 @@ package sends_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -116,6 +117,65 @@ FROM generate_series(1, %[4]d) i, LATERAL (SELECT date_trunc('milliseconds', now
 				require.Less(t, pages, 800, "%s, planned %s", name, made) // all of it is 5,000 and more
 				return pgx.ErrTxCommitRollback
 			}), pgx.ErrTxCommitRollback)
+		}
+	}
+}
+
+// Outcomes and reports come by the thousand while a blast runs: each costs the same
+// however many share a statement, by plans that were made for few.
+func TestOutcomesAndReportsCostEachMessageTheSame(t *testing.T) {
+	t.Parallel()
+	pool, err := pg.Open(t.Context(), pg.Config{URL: testkit.Postgres(t), ByKey: true, MaxConns: 1})
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	tenant, blast, at := uuid.New(), uuid.New(), time.Now().UTC().Truncate(time.Millisecond)
+	_, err = pool.Exec(t.Context(), `INSERT INTO core.tenants (tenant_id, slug, name, plan_id) VALUES ($1, 'acme', 'Acme', 'starter')`, tenant)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `INSERT INTO messaging.blasts (blast_id, tenant_id, channel, name, template_id, template_version, state, recipients, origin_event_id, correlation_id)
+VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 5000, $1, 'x')`, blast, tenant)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `INSERT INTO messaging.blast_recipients (blast_id, position, address) SELECT $1, n, n || '@example.com' FROM generate_series(0, 4999) n`, blast)
+	require.NoError(t, err)
+	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+		handled := map[string]map[int]int{}
+		for _, n := range []int{50, 800} {
+			var (
+				positions              = make([]int64, n)
+				times                  = make([]time.Time, n)
+				class                  = make([]int16, n)
+				tenants, sent          = make([]uuid.UUID, n), make([]uuid.UUID, n)
+				names, events, nothing = make([]string, n), make([]string, n), make([]string, n)
+				generations            = make([]int32, n)
+			)
+			for i := range n {
+				positions[i], times[i], class[i], tenants[i], sent[i] = int64(i), at, 13, tenant, uuid.New()
+				names[i], events[i], generations[i] = "fake", uuid.NewString(), 1
+			}
+			states := slices.Repeat([]string{"delivered"}, n)
+			for name, q := range map[string]struct {
+				sql  string
+				args []any
+			}{
+				"outcome": {sends.BlastOutcomeSQL, []any{blast, positions, "sent", "", uuid.New()}},
+				"marks":   {sends.BlastMarkSQL, []any{blast, positions, int16(65)}},
+				"lock":    {sends.BlastLockSQL, []any{blast, positions}},
+				"record":  {sends.RecordSQL, []any{times, class, tenants, sent, states, names, events, generations, times, nothing}},
+				"settle":  {sends.SettleSQL, []any{times, sent}},
+			} {
+				if handled[name] == nil {
+					handled[name] = map[int]int{}
+				}
+				require.ErrorIs(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode); err != nil {
+						return err
+					}
+					handled[name][n] = testkit.Handled(t, tx, q.sql, q.args...)
+					return pgx.ErrTxCommitRollback
+				}), pgx.ErrTxCommitRollback, name)
+			}
+		}
+		for name, by := range handled {
+			require.LessOrEqual(t, by[800], 2*16*by[50]+100, "%s, %s: %v", name, mode, by)
 		}
 	}
 }

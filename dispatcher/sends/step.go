@@ -315,7 +315,7 @@ func (s *Store) outcomes(ctx context.Context, rows *outcomeRows, c *Claimed, out
 			rows.took(c, m, name, generation, o.Taken)
 		}
 		outcome, reason := o.blastOutcome()
-		rows.blasts.add(m, outcome, reason)
+		rows.blasts.add(c.JobID, m, outcome, reason)
 		event = fmt.Sprintf("%s%d", event, generation)
 		rows.happened(c, m, status, name, event, why, generation)
 		msg, err := statusChange(ctx, s.deps.Codec, change{

@@ -127,11 +127,36 @@ func (l *Loop) consume(ctx context.Context) {
 	l.renew = false
 	for ctx.Err() == nil && !l.renew {
 		l.pollOnce(ctx)
+		if apart := l.cfg.pollsApart(); apart > 0 { // nothing is fetched meanwhile: the next answer holds what gathers
+			pause(ctx, apart)
+		}
 	}
 	l.end(l.all(), l.cfg.Drain, !l.renew)
 	stopCommits()
 	commits.Wait()
 	l.cl.CloseAllowingRebalance()
+}
+
+// pollsApart is how long the loop rests between two polls where all of its topics'
+// records may gather: a fetch for each of them would cost more than they do.
+func (c Config) pollsApart() time.Duration {
+	if len(c.Topics) == 0 {
+		return 0
+	}
+	least := c.Gaps[c.Topics[0]]
+	for _, t := range c.Topics {
+		least = min(least, c.Gaps[t])
+	}
+	return least / 5
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
 }
 
 func (l *Loop) pollOnce(ctx context.Context) {

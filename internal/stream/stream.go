@@ -70,13 +70,18 @@ type Config struct {
 	CatchupRecords int           // while more than MaxRecords are behind; default 700: more bring 3 % and keep the front door waiting
 	MaxBytes       int           // a batch, bytes of values; default 4 MiB
 	Linger         time.Duration // longest a batch waits for more while the log holds more; default 20 ms
-	BufferBytes    int           // a partition's records in memory before it is paused; default 16 MiB
-	Session        time.Duration // default 6 s
-	Heartbeat      time.Duration // default 1 s
-	Drain          time.Duration // longest a revoked partition may finish; default 5 s
-	TxTimeout      time.Duration // one batch's transaction; default 60 s
-	CommitEvery    time.Duration // Kafka offsets, for lag; default 200 ms
-	Backoff        time.Duration // first wait after trouble, doubled up to 5 s; default 50 ms
+	// Gaps are, by topic, how far apart a partition's batches begin that are not full;
+	// default none. What comes after a quiet while is applied at once, and what follows
+	// it gathers: a stream of single records of which nobody waits for the next costs a
+	// transaction a gap and not one each.
+	Gaps        map[string]time.Duration
+	BufferBytes int           // a partition's records in memory before it is paused; default 16 MiB
+	Session     time.Duration // default 6 s
+	Heartbeat   time.Duration // default 1 s
+	Drain       time.Duration // longest a revoked partition may finish; default 5 s
+	TxTimeout   time.Duration // one batch's transaction; default 60 s
+	CommitEvery time.Duration // Kafka offsets, for lag; default 200 ms
+	Backoff     time.Duration // first wait after trouble, doubled up to 5 s; default 50 ms
 }
 
 func (c Config) withDefaults() Config {

@@ -47,6 +47,7 @@ type worker struct {
 	bytes  int
 	hwm    int64
 	since  time.Time // when the queue's oldest record came
+	began  time.Time // when the last batch was cut off the queue
 	paused bool
 	arrive chan struct{}
 	held   held // of the process's memory: the queue, and what is in hand
@@ -236,10 +237,14 @@ func (w *worker) next(onlyFull bool) (batch []*kgo.Record, wait time.Duration) {
 	if age := time.Since(w.since); !full && !drained && age < cfg.Linger {
 		return nil, cfg.Linger - age
 	}
+	if apart := time.Since(w.began); !full && apart < cfg.Gaps[w.tp.topic] {
+		return nil, cfg.Gaps[w.tp.topic] - apart
+	}
 	batch = w.queue[:n:n]
 	w.queue = w.queue[n:]
 	w.bytes -= bytes
 	w.since = time.Now()
+	w.began = w.since
 	return batch, 0
 }
 

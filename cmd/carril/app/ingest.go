@@ -68,7 +68,7 @@ func (a *App) startIngest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hooks, err := a.providerHooks(front)
+	hooks, err := a.providerHooks()
 	if err != nil {
 		return err
 	}
@@ -188,23 +188,34 @@ func (a *App) cursorKey() []byte {
 
 // providerHooks verifies and enqueues what providers report; nil where no
 // secret was given, so that the route does not exist.
-func (a *App) providerHooks(front *kgo.Client) (http.Handler, error) {
+func (a *App) providerHooks() (http.Handler, error) {
 	sources, err := a.hookSources()
 	if err != nil || len(sources) == 0 {
 		return nil, err
 	}
+	// A producer of their own: a code's request must not wait for reports that are on
+	// their way, nor for company.
+	reports, err := a.kafka.NewProducer(ingestor.ProducerConfig{Linger: reportLinger}.Opts()...)
+	if err != nil {
+		return nil, err
+	}
+	a.stack.OnStop("kafka producer of providers' reports", reports.Close)
 	h, err := providerhook.New(providerhook.Config{Sources: sources},
-		providerhook.Deps{Queue: providerQueue{a, front}, Registerer: a.reg, Logger: a.log})
+		providerhook.Deps{Queue: providerQueue{a, reports}, Registerer: a.reg, Logger: a.log})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	return h, nil
 }
 
+// reportLinger is how long a provider's report waits for others before it is written
+// down and answered: each comes by itself, and a blast brings two a message.
+const reportLinger = 10 * time.Millisecond
+
 // providerQueue keeps provider events in their topic.
 type providerQueue struct {
-	a     *App
-	front *kgo.Client
+	a       *App
+	reports *kgo.Client
 }
 
 // Enqueue returns once the event is on all in-sync replicas.
@@ -224,7 +235,7 @@ func (q providerQueue) Enqueue(ctx context.Context, e providerhook.Event) error 
 	h := kafka.Event{ID: e.Provider + "/" + e.ProviderEventID, Type: "messaging.provider_event", Source: "/providers/" + e.Provider,
 		Time: e.ReceivedAt, CorrelationID: key}
 	done := make(chan error, 1)
-	q.front.TryProduce(context.WithoutCancel(ctx), &kgo.Record{Topic: q.a.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(key), Value: value,
+	q.reports.TryProduce(context.WithoutCancel(ctx), &kgo.Record{Topic: q.a.kafka.Topic(schemas.TopicProviderEvents), Key: []byte(key), Value: value,
 		Headers: h.Headers()}, func(_ *kgo.Record, err error) { done <- err })
 	select {
 	case err := <-done:

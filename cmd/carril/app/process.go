@@ -6,6 +6,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/deadletter"
 	"github.com/softcrum/carril/internal/outbox"
@@ -72,13 +74,29 @@ type stage struct {
 	conns   int32
 }
 
+// statusGap is how far apart providers' reports are written, and how far apart the
+// deliveries of status changes. A blast brings one report a message, each by itself,
+// and nobody waits for it as for a code.
+const statusGap = 250 * time.Millisecond
+
+// gaps are those topics whose records may gather.
+func gaps() map[string]time.Duration {
+	return map[string]time.Duration{schemas.TopicProviderEvents: statusGap, schemas.TopicMessage: statusGap}
+}
+
 func (a *App) startStage(ctx context.Context, s stage) error {
 	pool, err := a.pool(ctx, s.name, a.set.PostgresURL, s.conns)
 	if err != nil {
 		return err
 	}
-	l, err := stream.New(stream.Config{Stage: s.name, Topics: s.topics, InstanceID: a.instance(s.name), Owner: owner()}, stream.Deps{
-		Kafka: a.kafka, Pool: pool, Sink: a.sink(), Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams, Slots: a.slots,
+	sink := a.sink()
+	if s.name == channels.StageFor(schemas.RailTransactional) {
+		if sink, err = a.codeSink(); err != nil {
+			return err
+		}
+	}
+	l, err := stream.New(stream.Config{Stage: s.name, Topics: s.topics, InstanceID: a.instance(s.name), Owner: owner(), Gaps: gaps()}, stream.Deps{
+		Kafka: a.kafka, Pool: pool, Sink: sink, Events: s.events, Handler: s.handler, Log: a.log, Metrics: a.streams, Slots: a.slots,
 		Memory: a.memory, Hook: failpoint(s.name)})
 	if err != nil {
 		return err
@@ -86,6 +104,17 @@ func (a *App) startStage(ctx context.Context, s stage) error {
 	a.stack.Go(lifecyclePart("stage "+s.name, l.Run))
 	a.readies = append(a.readies, joined("stage "+s.name, l.Ready()))
 	return nil
+}
+
+// codeSink has a producer of its own: a broker answers one connection's requests one
+// after the other, and a code's job must not wait for a blast's status changes.
+func (a *App) codeSink() (outbox.Sink, error) {
+	p, err := a.kafka.NewProducer(kgo.MaxBufferedRecords(100_000), kgo.RecordDeliveryTimeout(30*time.Second))
+	if err != nil {
+		return nil, err
+	}
+	a.stack.OnStop("kafka producer of transactional jobs", p.Close)
+	return outbox.ClientSink{Client: p}, nil
 }
 
 // joined is ready once a consumer has joined its group.
