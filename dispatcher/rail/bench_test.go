@@ -242,6 +242,7 @@ type setup struct {
 	buckets  *bucket.Metrics
 	hook     func(rail.Point)
 	yield    rail.Yielder
+	pace     rail.Pacer
 	asker    string
 	provider provider.Provider
 	others   []provider.Provider
@@ -309,7 +310,7 @@ func (b *bench) build(s setup) (*rail.Worker, *bucket.Limiter, func()) {
 		s.yield = neverYield{}
 	}
 	w, err := rail.New(cfg, rail.Deps{Kafka: b.kafka, Pool: pool, Store: store, Codec: b.codec, Limiter: limiter,
-		Sink: outbox.ClientSink{Client: b.producer}, Yield: s.yield, Log: testkit.Logger(b.t), Hook: s.hook,
+		Sink: outbox.ClientSink{Client: b.producer}, Yield: s.yield, Pace: s.pace, Log: testkit.Logger(b.t), Hook: s.hook,
 		Board: rdb, BoardPrefix: b.prefix, Metrics: s.metrics})
 	require.NoError(b.t, err)
 	return w, limiter, func() { pool.Close(); _ = rdb.Close() }

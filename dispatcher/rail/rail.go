@@ -102,6 +102,12 @@ type Yielder interface {
 	Changed() <-chan struct{} // closed at the next change
 }
 
+// Pacer says when the next batch of marketing may begin; *Pace is one.
+type Pacer interface {
+	Wait(now time.Time) time.Duration
+	Began(now time.Time)
+}
+
 // Deps is what a worker works with.
 type Deps struct {
 	Kafka       kafka.Config
@@ -111,6 +117,7 @@ type Deps struct {
 	Limiter     Limiter
 	Sink        outbox.Sink
 	Yield       Yielder       // marketing: required
+	Pace        Pacer         // marketing; nil: nothing but tokens holds it back
 	Board       redis.Cmdable // where it says which provider it uses; nil: nowhere
 	BoardPrefix string        // before its key there
 	Log         *slog.Logger

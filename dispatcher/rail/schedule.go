@@ -67,6 +67,9 @@ func (w *Worker) nextGranted(ctx context.Context) (*item, bucket.Answer) {
 			continue
 		}
 		q.granted(asked)
+		if w.deps.Pace != nil {
+			w.deps.Pace.Began(time.Now())
+		}
 		it.asked = asked
 		ok := w.ring.take(it)
 		if ok {
@@ -99,6 +102,11 @@ func (w *Worker) pickNext(now time.Time) (*item, *queue, time.Duration) {
 	defer w.mu.Unlock()
 	if wait := w.standstill(now); wait > 0 {
 		return nil, nil, wait
+	}
+	if w.deps.Pace != nil && w.ring.size > 0 {
+		if wait := w.deps.Pace.Wait(now); wait > 0 {
+			return nil, nil, wait
+		}
 	}
 	var aside []*item
 	defer func() { w.setAside(aside) }()

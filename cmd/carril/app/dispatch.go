@@ -39,6 +39,7 @@ type dispatching struct {
 	redis     *redis.Client
 	metrics   *rail.Metrics
 	buckets   *bucket.Metrics
+	pace      *rail.Pace // of this process's marketing
 }
 
 // prefix stands before every key of the rails in Redis.
@@ -138,15 +139,16 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	}
 	a.stack.Go(lifecyclePart("buckets of "+name, limiter.Run))
 	var yield rail.Yielder
+	var pace rail.Pacer
 	workers := 0 // the rail's own
 	if r == schemas.RailMarketing {
 		workers = a.set.Workers
 		reader := rail.NewYieldReader(d.redis, a.prefix(), channel, 0)
 		a.stack.Go(lifecyclePart("yield of "+name, reader.Run))
-		yield = reader
+		yield, pace = reader, a.pace(d)
 	}
 	w, err := rail.New(rail.Config{Channel: channel, Rail: r, InstanceID: a.instance(name), Owner: owner(), Budget: a.set.LatencyBudget, Concurrency: workers}, rail.Deps{
-		Kafka: a.kafka, Pool: pool, Store: store, Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield,
+		Kafka: a.kafka, Pool: pool, Store: store, Codec: a.codec, Limiter: limiter, Sink: a.sink(), Yield: yield, Pace: pace,
 		Board: d.redis, BoardPrefix: a.prefix(), Log: a.log, Metrics: d.metrics})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
@@ -154,4 +156,17 @@ func (a *App) startRail(ctx context.Context, d *dispatching, channel, r string) 
 	a.stack.Go(lifecyclePart("rail "+name, w.Run))
 	a.readies = append(a.readies, joined("rail "+name, w.Ready()))
 	return nil
+}
+
+// pace is that of this process's marketing, whatever its channels: they share the
+// cores. nil: it has none.
+func (a *App) pace(d *dispatching) rail.Pacer {
+	if a.set.MarketingLate == 0 {
+		return nil
+	}
+	if d.pace == nil {
+		d.pace = rail.NewPace(rail.PaceConfig{Late: a.set.MarketingLate}, rail.PaceDeps{Ping: a.side.Ping, Log: a.log, Metrics: rail.NewPaceMetrics(a.reg)})
+		a.stack.Go(lifecyclePart("pace of marketing", d.pace.Run))
+	}
+	return d.pace
 }

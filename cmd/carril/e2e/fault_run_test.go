@@ -156,6 +156,7 @@ func newFaultRun(t *testing.T, row string) *faultRun {
 	f.env = []string{
 		"CARRIL_KAFKA_BROKERS=" + broker.Brokers[0], "CARRIL_KAFKA_PREFIX=" + broker.Prefix, "CARRIL_KAFKA_SINGLE_NODE=true",
 		"CARRIL_REGISTRY_URL=" + testkit.Registry(t), "CARRIL_POSTGRES_URL=" + f.db.url, "CARRIL_REDIS_URL=" + redis, "CARRIL_REDIS_PREFIX=" + redisPrefix,
+		"CARRIL_MARKETING_LATE=0s",
 	}
 	command(t, f.env, "migrate", "topics", "--embedded")
 	c := &cluster{t: t, db: f.db}
