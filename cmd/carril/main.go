@@ -112,7 +112,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 // provider's own bucket. Settings may be emptied: a variable above them is.
 func noEmptyArguments(ctx *kong.Context) error {
 	for _, p := range ctx.Path {
-		v, name := p.Positional, ""
+		v := p.Positional
+		var name string
 		switch {
 		case p.Resolved:
 			continue

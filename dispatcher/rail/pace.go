@@ -130,7 +130,7 @@ func (p *Pace) look() (rate, share float64) {
 		p.rate, p.found = max(p.cfg.Least, 0.7*p.rate), true
 	case share >= p.cfg.Well, !p.held:
 	case p.found:
-		p.rate += 0.05*p.rate + p.cfg.Least/8
+		p.rate += 0.05*p.rate + p.cfg.Least/16
 	default:
 		p.rate *= 2
 	}

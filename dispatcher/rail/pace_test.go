@@ -99,7 +99,7 @@ func TestPace(t *testing.T) {
 		m.beside = 5
 		m.run(10 * time.Second)
 		for range 10 {
-			require.InDelta(t, 1, m.run(10*time.Second), 0.2)
+			require.InDelta(t, 2, m.run(10*time.Second), 0.3)
 		}
 	})
 	t.Run("ComesBackWhenOthersAreDone", func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestPace(t *testing.T) {
 		m.run(10 * time.Minute)
 		m.beside = 1.2
 		m.run(6 * time.Second)
-		require.Less(t, m.run(10*time.Second), 2.0)
+		require.Less(t, m.run(10*time.Second), 2.5)
 	})
 	t.Run("IsNotWoundUpByWhatTokensHoldBack", func(t *testing.T) {
 		t.Parallel()
@@ -194,7 +194,7 @@ func TestPaceRun(t *testing.T) {
 		require.Greater(t, hungry(time.Second), 900, "the machine is never late")
 		fails = errors.New("the database is away")
 		hungry(30 * time.Second)
-		require.Less(t, hungry(10*time.Second), 15)
+		require.Less(t, hungry(10*time.Second), 25)
 		fails, took = nil, time.Millisecond
 		hungry(5 * time.Minute)
 		require.Greater(t, hungry(time.Second), 100)

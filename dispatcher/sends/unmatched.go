@@ -2,7 +2,6 @@ package sends
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -15,8 +14,6 @@ import (
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 )
-
-func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
 // putAside keeps reports whose send is not there yet: a provider's event can
 // overtake the commit of the answer to its request.
