@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,6 +106,12 @@ func (f *fencing) early() (n int) {
 	return n
 }
 
+// took is how many batches have taken their keys ahead.
+func (f *fencing) took() (n int) {
+	f.note(func() { n = len(f.fenced) })
+	return n
+}
+
 func TestKeysAreTakenAhead(t *testing.T) {
 	t.Parallel()
 	run := func(t *testing.T, partitions int32, stage *fencing, change func(*Config, *Deps), send func(b *bench)) *bench {
@@ -124,27 +131,23 @@ func TestKeysAreTakenAhead(t *testing.T) {
 	t.Run("BesideTheBatchInHand", func(t *testing.T) {
 		t.Parallel()
 		stage := &fencing{}
-		var b *bench
-		// The first batch does not end before the second has its keys.
-		stage.hook = func(ctx context.Context, batch *Batch) error {
-			for deadline := time.Now().Add(30 * time.Second); batch.Records[0].Offset == 0; time.Sleep(5 * time.Millisecond) {
-				next := false
-				stage.note(func() { next = slices.Contains(stage.fenced, 40) })
-				if next {
-					break
-				}
-				if time.Now().After(deadline) {
-					return fmt.Errorf("%w: the next batch took no keys", ErrPoison)
-				}
+		var beside atomic.Bool
+		// A batch in hand does not end before the next one has its keys. The first may
+		// have none behind it yet.
+		stage.hook = func(_ context.Context, batch *Batch) error {
+			had := stage.took()
+			for deadline := time.Now().Add(5 * time.Second); batch.Records[0].Offset < 300 && !beside.Load() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+				beside.Store(stage.took() > had)
 			}
 			return nil
 		}
-		b = run(t, 1, stage, nil, backlog)
+		b := run(t, 1, stage, nil, backlog)
 		b.awaitEffects(400)
 		require.Len(t, b.published(400), 400)
 		b.appliedOnce(400)
 		require.Zero(t, b.count(`SELECT count(*) FROM core.dead_letters`))
 		require.NoError(t, stage.twice)
+		require.True(t, beside.Load())
 		require.Positive(t, stage.early())
 	})
 
@@ -194,19 +197,22 @@ func TestKeysAreTakenAhead(t *testing.T) {
 		stage := &fencing{}
 		stop := make(chan struct{})
 		var once sync.Once
-		stage.hook = func(ctx context.Context, batch *Batch) error {
-			next := false
-			stage.note(func() { next = len(stage.fenced) > 2 })
-			if next {
+		stage.hook = func(context.Context, *Batch) error {
+			if stage.took() > 0 {
 				once.Do(func() { close(stop) })
 			}
+			time.Sleep(5 * time.Millisecond) // room for the next batch's keys, and for the end
 			return nil
 		}
 		b := newBench(t, 1)
 		stage.effects = b.stage
 		backlog(b)
-		l := b.loop(func(c *Config, d *Deps) { c.MaxRecords, c.CatchupRecords, d.Handler = 20, 40, stage })
-		<-stop
+		l := b.loop(func(c *Config, d *Deps) { c.MaxRecords, c.CatchupRecords, d.Handler = 5, 10, stage })
+		select {
+		case <-stop:
+		case <-time.After(60 * time.Second):
+			require.Fail(t, "no batch took its keys ahead")
+		}
 		l.stop()
 		require.Zero(t, b.pool.Stat().AcquiredConns(), "no transaction is left open")
 		effects, applied := b.count(`SELECT count(*) FROM effects`), b.count(`SELECT count(*) FROM applied`)
