@@ -195,7 +195,7 @@ func (p *Proxy) serve(listener net.Listener) {
 
 // handle serves one connection until both directions ended.
 func (p *Proxy) handle(client *net.TCPConn) {
-	l := &link{client: client, ended: make(chan struct{})}
+	l := &link{client: client, ended: make(chan struct{}), answered: make(chan struct{})}
 	if !p.add(l) {
 		_ = client.Close()
 		return
@@ -293,7 +293,11 @@ func (p *Proxy) pump(l *link, from, to *net.TCPConn, s *scanner) {
 // forward writes a chunk, up to where an armed cut says.
 func (p *Proxy) forward(l *link, to *net.TCPConn, chunk []byte, s *scanner) bool {
 	if s == nil {
-		return l.muted.Load() || write(to, chunk)
+		if l.muted.Load() {
+			l.answer.Do(func() { close(l.answered) })
+			return true
+		}
+		return write(to, chunk)
 	}
 	c, end := p.trigger(s, chunk)
 	if c == nil {

@@ -66,14 +66,24 @@ func (s *scanner) find(c *cut, chunk []byte) (end int, found bool) {
 	return max(0, at-len(s.tail)), true
 }
 
-// cutLink resets the client. After a pattern the target's side is closed in
-// order, for a reset could take back bytes that it has not read yet.
+// longestAnswer is how long a cut after a pattern waits for the target's answer.
+const longestAnswer = 2 * time.Second
+
+// cutLink resets the client. After a pattern that is when the target has begun to
+// answer: a client that hears of the reset asks a server to cancel what it is still
+// doing. And the target's side is closed in order, for a reset could take back bytes
+// that it has not read yet.
 func (p *Proxy) cutLink(l *link, c *cut, delivered bool) {
 	p.mu.Lock()
 	p.counts.Cuts++
 	p.counts.Resets++
 	p.mu.Unlock()
 	if c.when == After && delivered {
+		select {
+		case <-l.answered:
+		case <-l.ended:
+		case <-time.After(longestAnswer):
+		}
 		l.resetClient()
 		_ = l.target.CloseWrite()
 		_ = l.target.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -88,8 +98,10 @@ type link struct {
 	client *net.TCPConn
 	target *net.TCPConn
 
-	muted atomic.Bool   // answers are swallowed
-	ended chan struct{} // closed by close
+	muted    atomic.Bool   // answers are swallowed
+	answered chan struct{} // closed when the first was
+	answer   sync.Once
+	ended    chan struct{} // closed by close
 
 	mu   sync.Mutex
 	once sync.Once
