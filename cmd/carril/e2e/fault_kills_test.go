@@ -51,7 +51,9 @@ func TestFaultProcessKilledAtEveryStep(t *testing.T) {
 	f.ingest(0)
 	l := f.load(1, 8, 5*time.Millisecond)
 	for i, point := range []string{"polled", "applied", "committing", "committed", "offsets"} {
-		p := f.stages("p0", fmt.Sprintf("FAILPOINT=append:%s:%d", point, 1+f.rng.IntN(5)))
+		// It may die before all of its stages are ready.
+		p := launch(t, f.stagesEnv("p0", fmt.Sprintf("FAILPOINT=append:%s:%d", point, 1+f.rng.IntN(5))), "process")
+		f.kept(p)
 		f.awaitKilled(p)
 		f.figure("P:%s", point)
 		if i%2 == 0 {
