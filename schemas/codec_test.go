@@ -238,7 +238,7 @@ func TestHandWrittenRecords(t *testing.T) {
 	for _, hot := range []struct {
 		topic string
 		typ   reflect.Type
-	}{{TopicEvents, reflect.TypeFor[Event]()}, {TopicEventTracked, reflect.TypeFor[EventTracked]()}} {
+	}{{TopicEvents, reflect.TypeFor[Event]()}, {TopicEventTracked, reflect.TypeFor[EventTracked]()}, {TopicContact, reflect.TypeFor[ContactChanged]()}} {
 		t.Run(hot.typ.Name(), rapid.MakeCheck(func(t *rapid.T) {
 			v := reflect.New(hot.typ)
 			v.Elem().Set(example(t, hot.typ))

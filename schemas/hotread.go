@@ -106,10 +106,42 @@ func (r *hotBytes) uuid() uuid.UUID {
 	if r.bad {
 		return uuid.UUID{}
 	}
-	id, err := uuid.Parse(s)
-	r.bad = err != nil
+	id, ok := plainUUID(s)
+	if !ok {
+		var err error
+		id, err = uuid.Parse(s)
+		r.bad = err != nil
+	}
 	return id
 }
+
+// plainUUID reads the form that appendUUID writes.
+func plainUUID(s string) (id uuid.UUID, ok bool) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return id, false
+	}
+	var bad byte
+	for i, j := range places {
+		hi, lo := nibbles[s[j]], nibbles[s[j+1]]
+		bad |= hi | lo
+		id[i] = hi<<4 | lo
+	}
+	return id, bad < 16
+}
+
+// places of a UUID's bytes in its text.
+var places = [16]int{0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34}
+
+// nibbles are what lower-case digits stand for; 255: no digit.
+var nibbles = func() (n [256]byte) {
+	for i := range n {
+		n[i] = 255
+	}
+	for i, c := range "0123456789abcdef" {
+		n[c] = byte(i)
+	}
+	return n
+}()
 
 func (r *hotBytes) micros() time.Time { return time.UnixMicro(r.long()).UTC() }
 

@@ -233,19 +233,39 @@ func Number(msgs []Message, first int64, at time.Time) []Item {
 // EncodeHeaders keeps headers as [[key, value], …]; a value that is no text goes
 // as base64 and says so in a third place, so that no byte of it is lost.
 func EncodeHeaders(hs []kgo.RecordHeader) []byte {
-	out := make([][]string, len(hs))
+	size := 2
+	for _, h := range hs {
+		size += len(h.Key) + len(h.Value) + 8
+	}
+	out := append(make([]byte, 0, size), '[')
 	for i, h := range hs {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = appendText(append(out, '['), printable(h.Key))
 		if v := string(h.Value); utf8.ValidString(v) && !strings.Contains(v, "\x00") {
-			out[i] = []string{printable(h.Key), v}
+			out = appendText(append(out, ','), v)
 		} else {
-			out[i] = []string{printable(h.Key), base64.StdEncoding.EncodeToString(h.Value), "base64"}
+			out = append(appendText(append(out, ','), base64.StdEncoding.EncodeToString(h.Value)), `,"base64"`...)
+		}
+		out = append(out, ']')
+	}
+	return append(out, ']')
+}
+
+// appendText appends a JSON string. Headers are nearly all ids, times and names,
+// which stand in it as they are.
+func appendText(out []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			b, err := json.Marshal(s)
+			if err != nil { // strings always marshal
+				panic(err)
+			}
+			return append(out, b...)
 		}
 	}
-	b, err := json.Marshal(out)
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
+	return append(append(append(out, '"'), s...), '"')
 }
 
 // printable makes text that PostgreSQL takes.

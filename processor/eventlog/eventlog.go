@@ -215,9 +215,19 @@ func (h *Handler) known(ctx context.Context, b *stream.Batch) ([]row, error) {
 }
 
 func (h *Handler) ensureMonths(ctx context.Context, rows []row) error {
+	type leaf struct {
+		year  int
+		month time.Month
+		class int16
+	}
+	var last leaf // of nearly all of a batch
 	for _, r := range rows {
-		if err := h.deps.Partitions.Ensure(ctx, "core.tracked_events", r.OccurredAt, r.class); err != nil {
-			return err
+		year, month, _ := r.OccurredAt.UTC().Date()
+		if l := (leaf{year, month, r.class}); l != last {
+			if err := h.deps.Partitions.Ensure(ctx, "core.tracked_events", r.OccurredAt, r.class); err != nil {
+				return err
+			}
+			last = l
 		}
 	}
 	return nil

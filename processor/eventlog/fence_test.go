@@ -2,12 +2,12 @@ package eventlog
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -42,7 +42,7 @@ func TestFence(t *testing.T) {
 	tenant := ids.New()
 	keys := func(from, to int) (rows []row) {
 		for i := from; i < to; i++ {
-			id := uuid.UUID{byte(i * 7), byte(i >> 8), byte(i)} // not in order
+			id := ids.Event(tenant, strconv.Itoa(i)) // not in order
 			rows = append(rows, row{index: i, Event: &schemas.Event{TenantID: tenant, EventID: id, BodyHash: []byte("body"), OccurredAt: time.Now(), ReceivedAt: time.Now()}})
 		}
 		return rows
@@ -100,12 +100,19 @@ func TestFence(t *testing.T) {
 	require.Equal(t, span(1200, 1210), won(h, append(keys(1200, 1210), keys(1200, 1205)...), true), "the first of a batch wins, and few are inserted")
 	moved(0, 1)
 
-	require.True(t, func() bool {
-		r := newRecent(100)
-		r.split(keys(0, 1), []int{0})
-		for i := range 200 {
-			r.split(keys(i, i+1), []int{0})
+	t.Run("TheMemoryIsBoundedAndKeepsTheLast", func(t *testing.T) {
+		t.Parallel()
+		r := newRecent(1 << 10)
+		seen := func(rows []row) int {
+			_, seen := r.split(rows, span(0, len(rows)))
+			return len(seen)
 		}
-		return len(r.now)+len(r.old) <= 100
-	}(), "the memory is bounded")
+		require.Zero(t, seen(keys(0, 10)))
+		require.Equal(t, 10, seen(keys(0, 10)))
+		seen(keys(10, 10_000))
+		require.Zero(t, seen(keys(0, 10)), "long gone")
+		seen(keys(10_000, 10_100))
+		require.Greater(t, seen(keys(10_000, 10_100)), 90)
+		require.Len(t, r.slots, 1<<10)
+	})
 }

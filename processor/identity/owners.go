@@ -1,10 +1,10 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/google/uuid"
@@ -74,23 +74,27 @@ func (b *batch) findMore(ctx context.Context, tx pgx.Tx) error {
 	if err := b.noteEnd(ctx, tx, len(none)); err != nil {
 		return err
 	}
-	placed, err := b.findAtPlaces(ctx, tx, none)
+	known, err := b.findAtPlaces(ctx, tx, none)
 	if err != nil {
 		return err
 	}
-	return b.findByKey(ctx, tx, ownerless(placed))
+	left := make([]*ident, 0, len(known))
+	for _, p := range known {
+		left = append(left, p.id)
+	}
+	return b.findByKey(ctx, tx, ownerless(left))
 }
 
 // findAtPlaces gives those that have a place.
-func (b *batch) findAtPlaces(ctx context.Context, tx pgx.Tx, ids []*ident) (placed []*ident, err error) {
+func (b *batch) findAtPlaces(ctx context.Context, tx pgx.Tx, ids []*ident) (known []placed, err error) {
 	if b.places == nil || len(ids) == 0 {
 		return nil, nil
 	}
-	at, who := b.places.known(ids)
-	if len(at) == 0 {
+	known = b.places.known(ids)
+	if len(known) == 0 {
 		return nil, nil
 	}
-	return slices.Collect(maps.Values(who)), readPlaces(ctx, tx, at, who)
+	return known, readPlaces(ctx, tx, known)
 }
 
 func (b *batch) findByKey(ctx context.Context, tx pgx.Tx, ids []*ident) error {
@@ -117,22 +121,34 @@ func ownerless(ids []*ident) (none []*ident) {
 
 // readPlaces notes who owns what stands where it was last seen; at a place may
 // stand what nobody asked for. It reads the rows as they come: there are some for
-// every event.
-func readPlaces(ctx context.Context, tx pgx.Tx, at []pgtype.TID, who map[uint64]*ident) error {
+// every event. PostgreSQL reads them in the order of their places, as they are
+// asked for; whatever comes otherwise is searched for.
+func readPlaces(ctx context.Context, tx pgx.Tx, known []placed) error {
+	at := make(pgtype.FlatArray[pgtype.TID], len(known))
+	for i, p := range known {
+		at[i] = p.tid()
+	}
 	rows, err := tx.Query(ctx, ownersAtPlaces, at)
 	if err != nil {
 		return fmt.Errorf("look identifiers up where they were: %w", err)
 	}
 	defer rows.Close()
+	next := 0
 	for rows.Next() {
 		v := rows.RawValues()
 		place, tenant, contact := v[0], v[1], v[4]
 		if len(place) != 6 || len(tenant) != 16 || len(contact) != 16 { // not binary: the look-up by key serves
 			continue
 		}
-		id := who[spot(binary.BigEndian.Uint32(place), binary.BigEndian.Uint16(place[4:]))]
-		if id != nil && uuid.UUID(tenant) == id.tenant && string(v[2]) == id.kind && string(v[3]) == id.value {
-			id.found, id.contact = true, uuid.UUID(contact)
+		here := spot(binary.BigEndian.Uint32(place), binary.BigEndian.Uint16(place[4:]))
+		if next == len(known) || known[next].spot != here {
+			next, _ = slices.BinarySearchFunc(known, here, func(p placed, s uint64) int { return cmp.Compare(p.spot, s) })
+		}
+		for ; next < len(known) && known[next].spot == here; next++ {
+			id := known[next].id
+			if uuid.UUID(tenant) == id.tenant && string(v[2]) == id.kind && string(v[3]) == id.value {
+				id.found, id.contact = true, uuid.UUID(contact)
+			}
 		}
 	}
 	if err := rows.Err(); err != nil {

@@ -1,7 +1,9 @@
 package identity
 
 import (
+	"cmp"
 	"hash/maphash"
+	"slices"
 	"sync"
 
 	"github.com/google/uuid"
@@ -33,9 +35,7 @@ type slot uint64
 
 func (s slot) tag() uint16 { return uint16(s >> 48) }
 
-func (s slot) place() pgtype.TID {
-	return pgtype.TID{BlockNumber: uint32(s >> 16), OffsetNumber: uint16(s), Valid: true}
-}
+func (s slot) spot() uint64 { return uint64(s) & (1<<48 - 1) }
 
 // DefaultPlaces take 32 MB, and keep 97 of a hundred where a million are asked for
 // in turn.
@@ -61,15 +61,21 @@ func (p *Places) pair(k key) (pair []slot, tag uint16) {
 	return p.slots[at : at+2], uint16(h >> 48)
 }
 
-// known gives the places of those keys that it knows, and which of them each was
-// asked for; of two that share one, the last: the other is looked up.
-func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[uint64]*ident) {
-	at, who = make([]pgtype.TID, 0, len(ids)), make(map[uint64]*ident, len(ids))
+// placed is an identifier and the place where it was last seen.
+type placed struct {
+	spot uint64
+	id   *ident
+}
+
+// known gives those keys that it knows a place of, in the order of the places; two
+// may share one, where at most one of them stands.
+func (p *Places) known(ids []*ident) []placed {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.slots == nil {
-		return nil, nil
+		return nil
 	}
+	known := make([]placed, 0, len(ids))
 	for _, id := range ids {
 		pair, tag := p.pair(id.key)
 		if pair[0] == 0 || pair[0].tag() != tag {
@@ -78,15 +84,18 @@ func (p *Places) known(ids []*ident) (at []pgtype.TID, who map[uint64]*ident) {
 			}
 			pair[0], pair[1] = pair[1], pair[0]
 		}
-		place := pair[0].place()
-		at = append(at, place)
-		who[spot(place.BlockNumber, place.OffsetNumber)] = id
+		known = append(known, placed{pair[0].spot(), id})
 	}
-	return at, who
+	slices.SortFunc(known, func(x, y placed) int { return cmp.Compare(x.spot, y.spot) })
+	return known
 }
 
-// spot is a place as a number.
+// spot is a place as a number, in the order of the table.
 func spot(block uint32, offset uint16) uint64 { return uint64(block)<<16 | uint64(offset) }
+
+func (p placed) tid() pgtype.TID {
+	return pgtype.TID{BlockNumber: uint32(p.spot >> 16), OffsetNumber: uint16(p.spot), Valid: true}
+}
 
 func (p *Places) remember(k key, at pgtype.TID) {
 	p.mu.Lock()
