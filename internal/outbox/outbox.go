@@ -12,13 +12,9 @@ package outbox
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -185,9 +181,9 @@ func (l Lane) write(ctx context.Context, tx pgx.Tx, msgs []Message, first int64)
 		return copyRows(ctx, tx, appendRows(make([]outboxRow, 0, n), l.ID, first, msgs))
 	}
 	rows := streamdb.AppendOutboxParams{Lane: l.ID, First: first,
-		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([]string, n)}
+		Topics: make([]string, n), Keys: make([][]byte, n), Values: make([][]byte, n), Headers: make([][]byte, n)}
 	for i, m := range msgs {
-		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, string(EncodeHeaders(m.Headers))
+		rows.Topics[i], rows.Keys[i], rows.Values[i], rows.Headers[i] = m.Topic, m.Key, m.Value, EncodeHeaders(m.Headers)
 	}
 	if err := streamdb.New(tx).AppendOutbox(ctx, rows); err != nil {
 		return fmt.Errorf("write %d outbox rows: %w", n, err)
@@ -213,7 +209,7 @@ func copyRows(ctx context.Context, tx pgx.Tx, rows []outboxRow) error {
 	const sql = `COPY core.outbox (lane, lane_seq, topic, key, value, headers) FROM STDIN BINARY`
 	err := pg.Copy(ctx, tx, sql, len(rows), func(row pg.CopyRow, i int) pg.CopyRow {
 		m := rows[i]
-		return row.Columns(6).Int32(m.lane).Int64(m.seq).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).JSONB(string(EncodeHeaders(m.Headers)))
+		return row.Columns(6).Int32(m.lane).Int64(m.seq).Text(m.Topic).Bytes(m.Key).Bytes(m.Value).Bytes(EncodeHeaders(m.Headers))
 	})
 	if err != nil {
 		return fmt.Errorf("write %d outbox rows: %w", len(rows), err)
@@ -228,71 +224,4 @@ func Number(msgs []Message, first int64, at time.Time) []Item {
 		items[i] = Item{Seq: first + int64(i), WrittenAt: at, Message: m}
 	}
 	return items
-}
-
-// EncodeHeaders keeps headers as [[key, value], …]; a value that is no text goes
-// as base64 and says so in a third place, so that no byte of it is lost.
-func EncodeHeaders(hs []kgo.RecordHeader) []byte {
-	size := 2
-	for _, h := range hs {
-		size += len(h.Key) + len(h.Value) + 8
-	}
-	out := append(make([]byte, 0, size), '[')
-	for i, h := range hs {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = appendText(append(out, '['), printable(h.Key))
-		if v := string(h.Value); utf8.ValidString(v) && !strings.Contains(v, "\x00") {
-			out = appendText(append(out, ','), v)
-		} else {
-			out = append(appendText(append(out, ','), base64.StdEncoding.EncodeToString(h.Value)), `,"base64"`...)
-		}
-		out = append(out, ']')
-	}
-	return append(out, ']')
-}
-
-// appendText appends a JSON string. Headers are nearly all ids, times and names,
-// which stand in it as they are.
-func appendText(out []byte, s string) []byte {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			b, err := json.Marshal(s)
-			if err != nil { // strings always marshal
-				panic(err)
-			}
-			return append(out, b...)
-		}
-	}
-	return append(append(append(out, '"'), s...), '"')
-}
-
-// printable makes text that PostgreSQL takes.
-func printable(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
-}
-
-// DecodeHeaders reads what EncodeHeaders wrote.
-func DecodeHeaders(s []byte) ([]kgo.RecordHeader, error) {
-	var in [][]string
-	if err := json.Unmarshal(s, &in); err != nil {
-		return nil, fmt.Errorf("read headers: %w", err)
-	}
-	hs := make([]kgo.RecordHeader, len(in))
-	for i, kv := range in {
-		switch {
-		case len(kv) == 2:
-			hs[i] = kgo.RecordHeader{Key: kv[0], Value: []byte(kv[1])}
-		case len(kv) == 3 && kv[2] == "base64":
-			v, err := base64.StdEncoding.DecodeString(kv[1])
-			if err != nil {
-				return nil, fmt.Errorf("read headers: %w", err)
-			}
-			hs[i] = kgo.RecordHeader{Key: kv[0], Value: v}
-		default:
-			return nil, fmt.Errorf("read headers: no pair of key and value")
-		}
-	}
-	return hs, nil
 }

@@ -42,8 +42,8 @@ func (q *Queries) AdvanceCursor(ctx context.Context, arg AdvanceCursorParams) (i
 
 const appendOutbox = `-- name: AppendOutbox :exec
 INSERT INTO core.outbox (lane, lane_seq, topic, key, value, headers)
-SELECT $1, $2::bigint + o - 1, t, k, v, h::jsonb
-FROM ROWS FROM (unnest($3::text[]), unnest($4::bytea[]), unnest($5::bytea[]), unnest($6::text[]))
+SELECT $1, $2::bigint + o - 1, t, k, v, h
+FROM ROWS FROM (unnest($3::text[]), unnest($4::bytea[]), unnest($5::bytea[]), unnest($6::bytea[]))
     WITH ORDINALITY AS u(t, k, v, h, o)
 `
 
@@ -53,7 +53,7 @@ type AppendOutboxParams struct {
 	Topics  []string
 	Keys    [][]byte
 	Values  [][]byte
-	Headers []string
+	Headers [][]byte
 }
 
 // Writes messages under the sequences first, first + 1, … in the arrays' order.

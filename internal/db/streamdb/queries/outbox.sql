@@ -21,8 +21,8 @@ WHERE lane = @lane AND (@epoch::bigint < 0 OR epoch = @epoch) RETURNING counter,
 -- Writes messages under the sequences first, first + 1, … in the arrays' order.
 -- name: AppendOutbox :exec
 INSERT INTO core.outbox (lane, lane_seq, topic, key, value, headers)
-SELECT @lane, sqlc.arg(first)::bigint + o - 1, t, k, v, h::jsonb
-FROM ROWS FROM (unnest(@topics::text[]), unnest(@keys::bytea[]), unnest(@values::bytea[]), unnest(@headers::text[]))
+SELECT @lane, sqlc.arg(first)::bigint + o - 1, t, k, v, h
+FROM ROWS FROM (unnest(@topics::text[]), unnest(@keys::bytea[]), unnest(@values::bytea[]), unnest(@headers::bytea[]))
     WITH ORDINALITY AS u(t, k, v, h, o);
 
 -- Reads a lane in order beyond a sequence. since, a lower bound of when the rows
