@@ -4,7 +4,7 @@
 // id in 4 bytes, Avro binary). Whoever produces or consumes a topic calls it.
 //
 // Typed records go through twmb/avro, which needs neither maps nor boxed
-// values, and the two hottest are written by hand; goavro reads what nobody has a type for, and checks the first in the
+// values, and the hottest are written by hand; goavro reads what nobody has a type for, and checks the first in the
 // tests.
 package schemas
 

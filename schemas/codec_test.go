@@ -238,7 +238,8 @@ func TestHandWrittenRecords(t *testing.T) {
 	for _, hot := range []struct {
 		topic string
 		typ   reflect.Type
-	}{{TopicEvents, reflect.TypeFor[Event]()}, {TopicEventTracked, reflect.TypeFor[EventTracked]()}, {TopicContact, reflect.TypeFor[ContactChanged]()}} {
+	}{{TopicEvents, reflect.TypeFor[Event]()}, {TopicEventTracked, reflect.TypeFor[EventTracked]()}, {TopicContact, reflect.TypeFor[ContactChanged]()},
+		{TopicProviderEvents, reflect.TypeFor[ProviderEvent]()}, {TopicMessage, reflect.TypeFor[MessageStatusChanged]()}} {
 		t.Run(hot.typ.Name(), rapid.MakeCheck(func(t *rapid.T) {
 			v := reflect.New(hot.typ)
 			v.Elem().Set(example(t, hot.typ))
@@ -257,7 +258,8 @@ func TestHandWrittenRecords(t *testing.T) {
 func TestRecordsReadByHand(t *testing.T) {
 	t.Parallel()
 	c := newTestCodec(t)
-	for topic, typ := range map[string]reflect.Type{TopicEvents: reflect.TypeFor[Event](), TopicEventTracked: reflect.TypeFor[EventTracked]()} {
+	for topic, typ := range map[string]reflect.Type{TopicEvents: reflect.TypeFor[Event](), TopicEventTracked: reflect.TypeFor[EventTracked](),
+		TopicProviderEvents: reflect.TypeFor[ProviderEvent](), TopicMessage: reflect.TypeFor[MessageStatusChanged]()} {
 		t.Run(typ.Name(), rapid.MakeCheck(func(t *rapid.T) {
 			w, err := c.writer(context.Background(), topic)
 			require.NoError(t, err)

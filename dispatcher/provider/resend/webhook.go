@@ -36,6 +36,13 @@ var errNotWebhook = errors.New("read a resend webhook: it is no JSON object with
 // fields that are unknown, absent or of another shape are left out. Only what
 // is no event at all is an error.
 func ParseWebhook(body []byte) (provider.Event, error) {
+	if ev, ok := quick(body); ok {
+		return ev, nil
+	}
+	return parseWebhook(body)
+}
+
+func parseWebhook(body []byte) (provider.Event, error) {
 	var w webhook
 	if err := json.Unmarshal(body, &w); err != nil || w.Type == "" {
 		return provider.Event{}, errNotWebhook
@@ -165,10 +172,5 @@ func readList(raw json.RawMessage) []string {
 func readTime(raw json.RawMessage) time.Time {
 	var s string
 	lenient(raw, &s)
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05.999999999Z07", "2006-01-02 15:04:05.999999999Z07:00"} {
-		if t, err := time.Parse(layout, s); err == nil {
-			return t.UTC()
-		}
-	}
-	return time.Time{}
+	return parseTime(s)
 }

@@ -144,7 +144,13 @@ func FuzzParseWebhook(f *testing.F) {
 	f.Add([]byte(`{"type":"email.sent","data":{"tags":[{"name":"send_id","value":"x"}],"to":"a"}}`))
 	f.Add([]byte(`{"type":"contact.created","data":{}}`))
 	f.Add([]byte(`[{"type":"email.sent"}]`))
+	f.Add(documented("email.delivered"))
 	f.Fuzz(func(t *testing.T, body []byte) {
+		if got, ok := resend.Quick(body); ok {
+			want, err := resend.ParseSlowly(body)
+			require.NoError(t, err)
+			require.Empty(t, cmp.Diff(want, got))
+		}
 		got, err := resend.ParseWebhook(body)
 		if err != nil {
 			require.Empty(t, cmp.Diff(provider.Event{}, got))
