@@ -2,10 +2,12 @@ package migrations_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
@@ -80,4 +82,43 @@ func TestReferences(t *testing.T) {
 		require.NoError(t, exec(person, tenant, alone))
 		require.NoError(t, exec(`DELETE FROM core.contacts WHERE contact_id = $1`, alone))
 	})
+}
+
+// TestStatusesAreKnown: a history has the statuses of messaging.send_statuses and no
+// other, in whatever leaf, and none of them goes.
+func TestStatusesAreKnown(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	code := func(sql string, args ...any) string {
+		_, err := pool.Exec(t.Context(), sql, args...)
+		var pe *pgconn.PgError
+		if errors.As(err, &pe) {
+			return pe.Code
+		}
+		require.NoError(t, err)
+		return ""
+	}
+	var months []time.Time // one that stood when the check came, one that is made, and one without
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ARRAY[now(), date_trunc('month', now()) - interval '30 months', now() - interval '50 months']`).Scan(&months))
+	require.Empty(t, code(`SELECT core.ensure_partition('messaging.send_status_history', $1, 31::smallint)`, months[0]))
+	require.Empty(t, code(`SELECT core.ensure_partition('messaging.send_status_history', $1, 31::smallint)`, months[1]))
+	rows, err := pool.Query(t.Context(), `SELECT status FROM messaging.send_statuses`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Len(t, all, 10)
+	const write = `INSERT INTO messaging.send_status_history (requested_at, retention_months, tenant_id, send_id, status, provider, provider_event_id, occurred_at)
+		VALUES ($1, $2, gen_random_uuid(), gen_random_uuid(), $3, 'fake', gen_random_uuid(), now())`
+	for _, month := range months {
+		for _, class := range []int{13, 31} {
+			for _, status := range all {
+				require.Empty(t, code(write, month, class, status), status)
+			}
+			require.Equal(t, "23514", code(write, month, class, "lost"), "%v, %d months", month, class)
+		}
+	}
+	require.Equal(t, "23001", code(`DELETE FROM messaging.send_statuses WHERE status = 'opened'`))
+	require.Equal(t, "23001", code(`UPDATE messaging.send_statuses SET status = 'seen' WHERE status = 'opened'`))
+	require.Equal(t, "23001", code(`TRUNCATE messaging.send_statuses`))
+	require.Empty(t, code(`UPDATE messaging.send_statuses SET event = event`))
 }

@@ -87,14 +87,20 @@ func positions(ms []schemas.JobMessage) []int64 {
 	return out
 }
 
-const blastOutcomeSQL = `UPDATE messaging.blast_recipients SET outcome = $3, reason = nullif($4, ''), job_id = $5
-WHERE blast_id = $1 AND position = ANY($2)`
+// Recipients are found one by one, by the whole key. A blast that was a constant would
+// let the planner read all of its recipients by the index of their addresses, as it does
+// without statistics, or by a plan that small blasts were the reason of: a million of
+// them for each hundred outcomes.
+const (
+	ofBlast = ` (SELECT $1::uuid AS blast, unnest($2::bigint[]) AS place) u WHERE r.blast_id = u.blast AND r.position = u.place`
 
-const blastRestSQL = `UPDATE messaging.blast_recipients SET outcome = $3, reason = nullif($4, '')
-WHERE blast_id = $1 AND position = ANY($2) AND outcome IS NULL`
+	blastOutcomeSQL = `UPDATE messaging.blast_recipients r SET outcome = $3, reason = nullif($4, ''), job_id = $5 FROM` + ofBlast
 
-// blastLockSQL locks recipients in their order.
-const blastLockSQL = `SELECT FROM messaging.blast_recipients WHERE blast_id = $1 AND position = ANY($2) ORDER BY position FOR NO KEY UPDATE`
+	blastRestSQL = `UPDATE messaging.blast_recipients r SET outcome = $3, reason = nullif($4, '') FROM` + ofBlast + ` AND r.outcome IS NULL`
+
+	// blastLockSQL locks recipients in their order.
+	blastLockSQL = `SELECT FROM messaging.blast_recipients r,` + ofBlast + ` ORDER BY r.position FOR NO KEY UPDATE OF r`
+)
 
 // queue writes the single outcomes first: the rest is what has none. Recipients are
 // locked in one order, for providers' reports of the same ones may be written

@@ -57,7 +57,7 @@ func (m blastMarks) add(r *report, f found) {
 	m[*f.blast][f.position] |= bits
 }
 
-const blastMarkSQL = `UPDATE messaging.blast_recipients SET marks = marks | $3 WHERE blast_id = $1 AND position = ANY($2) AND (marks & $3) <> $3`
+const blastMarkSQL = `UPDATE messaging.blast_recipients r SET marks = r.marks | $3::smallint FROM` + ofBlast + ` AND (r.marks & $3::smallint) <> $3::smallint`
 
 // write sets the bits, a statement for each set of them. The rows are locked in one
 // order: a rail worker may be writing the outcomes of the same batch.
@@ -70,7 +70,7 @@ func (m blastMarks) write(ctx context.Context, tx pgx.Tx) error {
 			by[bits] = append(by[bits], position)
 		}
 		if len(by) > 1 {
-			b.Queue(blastLockSQL, blast, slices.Collect(maps.Keys(m[blast])))
+			b.Queue(blastLockSQL, blast, slices.Sorted(maps.Keys(m[blast])))
 		}
 		for bits, positions := range by {
 			b.Queue(blastMarkSQL, blast, positions, bits)

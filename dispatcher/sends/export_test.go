@@ -10,6 +10,7 @@ const (
 
 	BlastOutcomeSQL = blastOutcomeSQL
 	BlastMarkSQL    = blastMarkSQL
+	BlastRestSQL    = blastRestSQL
 	BlastLockSQL    = blastLockSQL
 	RecordSQL       = recordSQL
 	SettleSQL       = settleSQL

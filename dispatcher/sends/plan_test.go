@@ -3,6 +3,8 @@ package sends_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,10 +134,37 @@ func TestOutcomesAndReportsCostEachMessageTheSame(t *testing.T) {
 	_, err = pool.Exec(t.Context(), `INSERT INTO core.tenants (tenant_id, slug, name, plan_id) VALUES ($1, 'acme', 'Acme', 'starter')`, tenant)
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), `INSERT INTO messaging.blasts (blast_id, tenant_id, channel, name, template_id, template_version, state, recipients, origin_event_id, correlation_id)
-VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 5000, $1, 'x')`, blast, tenant)
+VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 40000, $1, 'x')`, blast, tenant)
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), `INSERT INTO messaging.blast_recipients (blast_id, position, address) SELECT $1, n, n || '@example.com' FROM generate_series(0, 4999) n`, blast)
-	require.NoError(t, err)
+	do := func(sql string) {
+		_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err, sql)
+	}
+	kept := map[string]string{ // by plans that were made when there was nothing
+		"outcome": "(uuid, bigint[], text, text, uuid) AS " + sends.BlastOutcomeSQL,
+		"rest":    "(uuid, bigint[], text, text) AS " + sends.BlastRestSQL,
+		"marks":   "(uuid, bigint[], smallint) AS " + sends.BlastMarkSQL,
+		"lock":    "(uuid, bigint[]) AS " + sends.BlastLockSQL,
+	}
+	more := map[string]string{"outcome": ", 'sent', '', gen_random_uuid()", "rest": ", 'dead', 'x'", "marks": ", 65::smallint"}
+	do("SET plan_cache_mode = force_generic_plan")
+	for name, sql := range kept {
+		do("PREPARE " + name + sql)
+		do("EXECUTE " + name + "('" + blast.String() + "', '{1}'" + more[name] + ")")
+	}
+	do("RESET plan_cache_mode")
+	do("INSERT INTO messaging.blast_recipients (blast_id, position, address) SELECT '" + blast.String() + "', n, n || '@example.com' FROM generate_series(0, 39999) n")
+	var hundred []string
+	for n := range 100 {
+		hundred = append(hundred, strconv.Itoa(100*n))
+	}
+	for name := range kept {
+		require.ErrorIs(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			n := testkit.Handled(t, tx, "EXECUTE "+name+"('"+blast.String()+"', '{"+strings.Join(hundred, ",")+"}'"+more[name]+")")
+			require.Less(t, n, 100*16, name)
+			return pgx.ErrTxCommitRollback
+		}), pgx.ErrTxCommitRollback, name)
+	}
 	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 		handled := map[string]map[int]int{}
 		for _, n := range []int{50, 800} {
@@ -176,6 +205,7 @@ VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 5000, $1, 'x')`, blast, tenant)
 		}
 		for name, by := range handled {
 			require.LessOrEqual(t, by[800], 2*16*by[50]+100, "%s, %s: %v", name, mode, by)
+			require.Less(t, by[50], 50*16, "%s, %s: none of those whom it is not about", name, mode)
 		}
 	}
 }

@@ -19,7 +19,7 @@ const recordSQL = `INSERT INTO messaging.send_status_history (requested_at, rete
 SELECT r, k, t, i, s, p, e, g, o, nullif(w, '')
 FROM unnest($1::timestamptz[], $2::smallint[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::int[], $9::timestamptz[], $10::text[])
     WITH ORDINALITY AS v(r, k, t, i, s, p, e, g, o, w, n)
-WHERE (SELECT true FROM messaging.send_status_history h WHERE h.requested_at = ANY($1) AND h.requested_at = v.r AND h.send_id = v.i AND h.provider = v.p
+WHERE (SELECT true FROM messaging.send_status_history h WHERE h.requested_at = ANY($1) AND h.requested_at = v.r AND h.retention_months = ANY($2) AND h.send_id = v.i AND h.provider = v.p
     AND h.status = v.s AND h.occurred_at = v.o AND NOT starts_with(h.provider_event_id, 'carril:') LIMIT 1) IS NULL
 ORDER BY n
 ON CONFLICT DO NOTHING RETURNING provider, provider_event_id, recorded_at`
