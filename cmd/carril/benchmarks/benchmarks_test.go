@@ -238,7 +238,7 @@ func TestBlastVsOTP(t *testing.T) {
 		}
 		require.EqualValues(t, 6, rep.Result.Count+names["alone behind a burst, beside the blast"])
 		require.EqualValues(t, 6, names["at 200/s: beside the blast"]+names["at 200/s: alone behind a burst, beside the blast"])
-		for _, name := range []string{"requests_per_second", "permitted_rate_used", "provider_rate_used", "answered_429_percent", "messages_per_second", "blast_left", "p95_by_idle"} {
+		for _, name := range []string{"requests_per_second", "permitted_rate_used", "provider_rate_used", "answered_429_percent", "messages_per_second", "blast_left", "p95_by_idle", "reports_per_second", "report_p95_ms"} {
 			require.Contains(t, rep.Details, name)
 			require.Contains(t, rep.Details, name+"_at_200")
 		}

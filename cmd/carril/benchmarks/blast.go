@@ -170,6 +170,9 @@ func (b *blastRun) measure(ctx context.Context, rep *bench.Report) (bench.Panel,
 		return bench.Panel{}, err
 	}
 	b.share(rep, beside)
+	if err := b.reported(ctx, rep, beside); err != nil {
+		return bench.Panel{}, err
+	}
 	b.figures(rep, idle, beside)
 	return b.panel(idle, beside), rep.Compare(bench.RatioOfP99)
 }
@@ -290,6 +293,23 @@ func (b *blastRun) blasting(ctx context.Context) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// reported says how long what the provider reported meanwhile was on its way to the
+// histories of the blast's sends: so long would a small blast's reports be, which stand
+// among them and which it waits for before most of it goes.
+func (b *blastRun) reported(ctx context.Context, rep *bench.Report, c *codes) error {
+	const sql = `SELECT count(*), coalesce(percentile_cont(0.95) WITHIN GROUP (ORDER BY w), 0), coalesce(max(w), 0)
+FROM (SELECT 1000 * extract(epoch FROM recorded_at - occurred_at)::float8 AS w FROM messaging.send_status_history
+    WHERE requested_at > now() - interval '2 days' AND tenant_id = $1 AND recorded_at >= $2 AND recorded_at < $3 AND NOT starts_with(provider_event_id, 'carril:')) h`
+	var n int
+	var p95, most float64
+	if err := b.pool.QueryRow(ctx, sql, b.a.id, c.start, c.end).Scan(&n, &p95, &most); err != nil {
+		return fmt.Errorf("read how late reports were: %w", err)
+	}
+	rep.Details["reports_per_second"] = round1(float64(n) / max(c.end.Sub(c.start).Seconds(), 1e-3))
+	rep.Details["report_p95_ms"], rep.Details["report_max_ms"] = round1(p95), round1(most)
 	return nil
 }
 
