@@ -19,7 +19,7 @@ type PaceConfig struct {
 	Beat  time.Duration // how far apart beats are; default 20 ms
 	Every time.Duration // how often the pace is set; default 500 ms
 	// Most and Well are shares of late beats: above Most the pace falls, below Well it
-	// rises. Default 0.06 and 0.04; a machine that is half idle has one in
+	// rises. Default 0.05 and 0.03; a machine that is half idle has one in
 	// forty, a full one every sixth.
 	Most, Well float64
 	Least      float64       // batches a second below which it never falls; default 2: a blast never stands still, and a provider that permits few requests never feels the pace
@@ -31,8 +31,8 @@ func (c PaceConfig) withDefaults() PaceConfig {
 	c.Late = def(c.Late, 5*time.Millisecond)
 	c.Beat = def(c.Beat, 20*time.Millisecond)
 	c.Every = def(c.Every, 500*time.Millisecond)
-	c.Most = def(c.Most, 0.06)
-	c.Well = def(c.Well, 0.04)
+	c.Most = def(c.Most, 0.05)
+	c.Well = def(c.Well, 0.03)
 	c.Least = def(c.Least, 2)
 	c.First = def(c.First, 2)
 	c.Forget = def(c.Forget, 30*time.Second)
