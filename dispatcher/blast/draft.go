@@ -14,6 +14,7 @@ import (
 
 	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 // Create makes a draft. key is the caller's idempotency key, with which the
@@ -130,7 +131,7 @@ func (c Change) check() error {
 	}
 	if c.Variables != nil {
 		var object map[string]json.RawMessage
-		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || unstorable(c.Variables) != "" {
+		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || unstorable(new(jsonscan.Scanner), c.Variables) != "" {
 			return refuse("invalid_field", "/variables", fmt.Sprintf("variables is an object of at most %d bytes, without NUL and halves of characters, and of numbers that are stored exactly.", maxVariables))
 		}
 	}
@@ -195,7 +196,7 @@ func (a *Audience) check() error {
 		return nil
 	}
 	var object map[string]any
-	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || unstorable(a.Traits) != "" {
+	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || unstorable(new(jsonscan.Scanner), a.Traits) != "" {
 		return refuse("invalid_field", "/audience/traits", fmt.Sprintf("traits is an object of at most %d bytes; each trait must be as given.", maxTraits))
 	}
 	return nil

@@ -12,7 +12,16 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/jsonscan"
 	"github.com/softcrum/carril/schemas"
+)
+
+// Limits of one event. Sizes are bytes, not characters (field report 12).
+const (
+	MaxEventBytes = 32 << 10            // of the event's JSON text, as sent
+	MaxDepth      = jsonscan.MaxDepth   // levels of properties or traits, which are the first
+	MaxMembers    = jsonscan.MaxMembers // object members and array elements of an event
+	MaxKeyBytes   = jsonscan.MaxKeyBytes
 )
 
 // Limits of the envelope's texts, in bytes.
@@ -81,7 +90,7 @@ func (p *Parser) check(kind string, e *envelope, c *Caller, ev *schemas.Event, h
 // checkShape refuses what the scan noted, an event that is too large, and
 // fields that are unknown or missing.
 func (p *Parser) checkShape(kind string, e *envelope, at place) *Error {
-	if p.soft.code != "" {
+	if p.scan.Soft.Code != "" {
 		return p.softError()
 	}
 	if size := e.end - e.start; size > MaxEventBytes {
@@ -97,7 +106,7 @@ func (p *Parser) checkShape(kind string, e *envelope, at place) *Error {
 		}
 	}
 	if e.unknown >= 0 {
-		return &Error{Code: UnknownField, Pointer: pointerAt(p.b, e.unknown)}
+		return &Error{Code: UnknownField, Pointer: jsonscan.Pointer(p.b, e.unknown)}
 	}
 	required := [...]slot{slotName, slotOccurred, slotIdentifiers, slotProperties}
 	if kind == Identify {
@@ -298,18 +307,18 @@ func (p *Parser) fieldText(f *field) []byte {
 	if f.first != '"' {
 		return nil
 	}
-	return p.text(f.text)
+	return p.scan.Text(f.text)
 }
 
-// idText writes an id into the arena. What the arena holds stays where it is
-// when it grows.
+// idText writes an id as text. What was handed out before stays where it is when
+// there is more to write.
 func (p *Parser) idText(id uuid.UUID) string {
-	from := len(p.arena)
-	p.arena = ids.AppendText(p.arena, id)
-	return unsafeString(p.arena[from:])
+	from := len(p.texts)
+	p.texts = ids.AppendText(p.texts, id)
+	return unsafeString(p.texts[from:])
 }
 
-// unsafeString lends bytes of the body or the arena as text; the Parser's
+// unsafeString lends bytes of the body or the parser as text; the Parser's
 // comment says for how long.
 func unsafeString(b []byte) string {
 	return unsafe.String(unsafe.SliceData(b), len(b))
@@ -317,8 +326,8 @@ func unsafeString(b []byte) string {
 
 // softError makes the scan's first soft fault an error.
 func (p *Parser) softError() *Error {
-	e := &Error{Code: p.soft.code, Pointer: pointerAt(p.b, p.soft.at)}
-	switch p.soft.code {
+	e := &Error{Code: Code(p.scan.Soft.Code), Pointer: jsonscan.Pointer(p.b, p.scan.Soft.At)}
+	switch e.Code {
 	case TooDeep:
 		e.Detail = fmt.Sprintf("At most %d levels.", MaxDepth)
 	case TooManyKeys:
@@ -327,7 +336,7 @@ func (p *Parser) softError() *Error {
 		e.Detail = fmt.Sprintf("At most %d bytes.", MaxKeyBytes)
 	case NumberOutOfRange:
 		e.Detail = fmt.Sprintf("At most %d significant digits, finite as a 64-bit float, no more than %d decimal places; all numbers of an event at most %d bytes without exponents.",
-			maxDigits, maxPlaces, maxGrown)
+			jsonscan.MaxDigits, jsonscan.MaxPlaces, jsonscan.MaxGrown)
 	}
 	return e
 }

@@ -1,91 +1,87 @@
-package intake
+package jsonscan
 
 import "bytes"
 
-// Limits of one event. Sizes are bytes, not characters (field report 12).
-const (
-	MaxEventBytes = 32 << 10 // of the event's JSON text, as sent
-	MaxDepth      = 32       // levels of properties or traits, which are the first
-	MaxMembers    = 10_000   // object members and array elements of an event
-	MaxKeyBytes   = 512      // of one key, decoded
-)
-
-// fault is a refusal met while scanning.
-type fault struct {
-	code Code
-	at   int // offset in the body
-}
-
-// scanner walks one body once. What breaks the JSON's structure is hard: the
+// Scanner walks one text once. What breaks the JSON's structure is hard: the
 // methods return -1 and nothing after it can be trusted. What is wrong with a
 // value is soft: the first is noted and the walk goes on, so that a batch loses
-// one event and not its neighbours (field report 4).
-type scanner struct {
+// one event and not its neighbours (field report 4). A Scanner is used again and
+// again, by one goroutine at a time; the zero value is ready for Reset.
+type Scanner struct {
+	Soft   Fault // the first soft fault since Reset; Code is empty without one
+	Hard   int   // where the structure broke; valid after a -1
+	Spaced bool  // white space between tokens was seen since it was last cleared
+
 	b       []byte
-	hard    int // where the structure broke; valid after a -1
-	soft    fault
-	keys    []keyRef // of the objects that are open, innermost last
-	arena   []byte   // decoded forms of strings with escapes
-	members int      // of the event
-	grown   int      // bytes of the event's numbers when written without exponents
-	levels  levels   // of a value that is too deep
-	space   bool     // white space between tokens was seen since it was last cleared
+	keys    []Ref  // of the objects that are open, innermost last
+	arena   []byte // decoded forms of strings with escapes
+	members int    // since Begin
+	grown   int    // bytes of the numbers since Begin, written without exponents
+	levels  levels // of a value that is too deep
+	loose   bool   // keys as such are nobody's concern; see Storable
 }
 
-// keyRef is a key of an open object; no pointers, so that the stack costs the
-// collector nothing.
-type keyRef struct {
+// Ref is a string of the text, decoded; no pointers, so that a stack of them
+// costs the collector nothing. Text gives what it stands for.
+type Ref struct {
 	at, start, end int32
 	arena          bool // start and end are offsets in the arena
 }
 
-func (s *scanner) reset(b []byte) {
-	s.b, s.hard, s.soft = b, 0, fault{}
+// Reset begins a text. What Text and Decode gave of the one before is gone.
+func (s *Scanner) Reset(b []byte) {
+	s.b, s.Hard, s.Soft = b, 0, Fault{}
 	s.keys, s.arena = s.keys[:0], s.arena[:0]
-	s.members, s.grown, s.space = 0, 0, false
+	s.Spaced = false
+	s.Begin()
 }
 
-// note keeps the first soft fault.
-func (s *scanner) note(c Code, at int) {
-	if s.soft.code == "" {
-		s.soft = fault{c, at}
+// Begin counts members and the size of numbers from nothing: what is bounded
+// for one event is not bounded for a batch of them.
+func (s *Scanner) Begin() { s.members, s.grown = 0, 0 }
+
+// Note keeps the first soft fault.
+func (s *Scanner) Note(c Code, at int) {
+	if s.Soft.Code != "" || s.loose && c.ofKeys() {
+		return
 	}
+	s.Soft = Fault{c, at}
 }
 
-// broken marks a hard fault.
-func (s *scanner) broken(at int) int {
-	s.hard = at
+// Broken marks a hard fault, and returns the -1 that says so.
+func (s *Scanner) Broken(at int) int {
+	s.Hard = at
 	return -1
 }
 
-// at gives the byte at i, or NUL past the end, which no token begins with.
-func (s *scanner) at(i int) byte {
+// At gives the byte at i, or NUL past the end, which no token begins with.
+func (s *Scanner) At(i int) byte {
 	if i < len(s.b) {
 		return s.b[i]
 	}
 	return 0
 }
 
-// ws skips white space.
-func (s *scanner) ws(i int) int {
+// Space skips white space.
+func (s *Scanner) Space(i int) int {
 	if i < len(s.b) && s.b[i] > ' ' {
 		return i
 	}
 	return s.skipSpace(i)
 }
 
-func (s *scanner) skipSpace(i int) int {
+func (s *Scanner) skipSpace(i int) int {
 	for i < len(s.b) && (s.b[i] == ' ' || s.b[i] == '\n' || s.b[i] == '\t' || s.b[i] == '\r') {
-		s.space = true
+		s.Spaced = true
 		i++
 	}
 	return i
 }
 
-// value walks the value at i, the depth-th level of its event, and returns the
-// offset behind it.
-func (s *scanner) value(i, depth int) int {
-	switch c := s.at(i); {
+// Value walks the value at i, the depth-th level of its event or document with
+// the first as 1, and returns the offset behind it, or -1.
+func (s *Scanner) Value(i, depth int) int {
+	switch c := s.At(i); {
 	case c == '"':
 		next, _ := s.str(i)
 		return next
@@ -102,82 +98,82 @@ func (s *scanner) value(i, depth int) int {
 	case c == 'n':
 		return s.literal(i, "null")
 	}
-	return s.broken(i)
+	return s.Broken(i)
 }
 
-func (s *scanner) literal(i int, want string) int {
+func (s *Scanner) literal(i int, want string) int {
 	if end := i + len(want); end <= len(s.b) && string(s.b[i:end]) == want {
 		return end
 	}
-	return s.broken(i)
+	return s.Broken(i)
 }
 
-func (s *scanner) object(i, depth int) int {
+func (s *Scanner) object(i, depth int) int {
 	if depth > MaxDepth {
-		s.note(TooDeep, i)
+		s.Note(TooDeep, i)
 		return s.deep(i)
 	}
 	base := len(s.keys)
-	if i = s.ws(i + 1); s.at(i) == '}' {
+	if i = s.Space(i + 1); s.At(i) == '}' {
 		return i + 1
 	}
 	for {
 		if i = s.key(i); i < 0 {
 			return -1
 		}
-		if i = s.value(i, depth+1); i < 0 {
+		if i = s.Value(i, depth+1); i < 0 {
 			return -1
 		}
-		i = s.ws(i)
-		switch s.at(i) {
+		i = s.Space(i)
+		switch s.At(i) {
 		case ',':
-			i = s.ws(i + 1)
+			i = s.Space(i + 1)
 		case '}':
 			s.unique(base)
 			s.keys = s.keys[:base]
 			return i + 1
 		default:
-			return s.broken(i)
+			return s.Broken(i)
 		}
 	}
 }
 
-func (s *scanner) array(i, depth int) int {
+func (s *Scanner) array(i, depth int) int {
 	if depth > MaxDepth {
-		s.note(TooDeep, i)
+		s.Note(TooDeep, i)
 		return s.deep(i)
 	}
-	if i = s.ws(i + 1); s.at(i) == ']' {
+	if i = s.Space(i + 1); s.At(i) == ']' {
 		return i + 1
 	}
 	for {
 		s.count(i)
-		if i = s.value(i, depth+1); i < 0 {
+		if i = s.Value(i, depth+1); i < 0 {
 			return -1
 		}
-		i = s.ws(i)
-		switch s.at(i) {
+		i = s.Space(i)
+		switch s.At(i) {
 		case ',':
-			i = s.ws(i + 1)
+			i = s.Space(i + 1)
 		case ']':
 			return i + 1
 		default:
-			return s.broken(i)
+			return s.Broken(i)
 		}
 	}
 }
 
-// count notes an event with too many members.
-func (s *scanner) count(i int) {
+// count notes too many members.
+func (s *Scanner) count(i int) {
 	if s.members++; s.members > MaxMembers {
-		s.note(TooManyKeys, i)
+		s.Note(TooManyKeys, i)
 	}
 }
 
 // key walks a member's key and colon to its value, and remembers the key.
-func (s *scanner) key(i int) int {
-	if s.at(i) != '"' {
-		return s.broken(i)
+func (s *Scanner) key(i int) int {
+	if s.At(i) != '"' {
+		return s.Broken(i)
 	}
 	end, escaped := s.str(i)
 	if end < 0 {
@@ -186,31 +182,67 @@ func (s *scanner) key(i int) int {
 	if s.count(i); s.members <= MaxMembers {
 		s.keys = append(s.keys, s.ref(i, end, escaped))
 		if k := s.keys[len(s.keys)-1]; k.end-k.start > MaxKeyBytes {
-			s.note(KeyTooLong, i)
+			s.Note(KeyTooLong, i)
 		}
 	}
-	if i = s.ws(end); s.at(i) != ':' {
-		return s.broken(i)
+	if i = s.Space(end); s.At(i) != ':' {
+		return s.Broken(i)
 	}
-	return s.ws(i + 1)
+	return s.Space(i + 1)
+}
+
+// Key walks a member's key and colon to its value, and gives the key, decoded.
+// Whether it stands twice is for the caller to see. kept is false beyond
+// MaxMembers, which is noted: the key was not looked at.
+func (s *Scanner) Key(i int) (name []byte, kept bool, next int) {
+	depth := len(s.keys)
+	if next = s.key(i); next < 0 || len(s.keys) == depth {
+		return nil, false, next
+	}
+	name = s.Text(s.keys[depth])
+	s.keys = s.keys[:depth]
+	return name, true, next
+}
+
+// String walks the string at i and points at its content; next is -1 where the
+// string is broken.
+func (s *Scanner) String(i int) (text Ref, next int) {
+	end, escaped := s.str(i)
+	if end < 0 {
+		return Ref{}, -1
+	}
+	return s.ref(i, end, escaped), end
 }
 
 // ref points at the content of the string from i to end, decoded where it has
 // escapes.
-func (s *scanner) ref(i, end int, escaped bool) keyRef {
+func (s *Scanner) ref(i, end int, escaped bool) Ref {
 	if !escaped {
-		return keyRef{at: int32(i), start: int32(i + 1), end: int32(end - 1)}
+		return Ref{at: int32(i), start: int32(i + 1), end: int32(end - 1)}
 	}
 	from := len(s.arena)
 	s.arena = unescape(s.arena, s.b[i+1:end-1])
-	return keyRef{at: int32(i), start: int32(from), end: int32(len(s.arena)), arena: true}
+	return Ref{at: int32(i), start: int32(from), end: int32(len(s.arena)), arena: true}
 }
 
-func (s *scanner) text(k keyRef) []byte {
+// Text is what a string stands for: a part of the text or of the scanner, which
+// holds until Reset.
+func (s *Scanner) Text(k Ref) []byte {
 	if k.arena {
 		return s.arena[k.start:k.end]
 	}
 	return s.b[k.start:k.end]
+}
+
+// Decode is what the content of a string without its quotes stands for, the
+// string having been walked before. It holds until Reset.
+func (s *Scanner) Decode(raw []byte) []byte {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return raw
+	}
+	from := len(s.arena)
+	s.arena = unescape(s.arena, raw)
+	return s.arena[from:]
 }
 
 // fewKeys is up to where comparing each pair is cheaper than sorting.
@@ -218,7 +250,7 @@ const fewKeys = 12
 
 // unique notes the first of the keys from base on that stands twice. The keys
 // are compared as jsonb compares them: decoded, exactly.
-func (s *scanner) unique(base int) {
+func (s *Scanner) unique(base int) {
 	open := s.keys[base:]
 	if len(open) > fewKeys {
 		s.uniqueSorted(open)
@@ -226,16 +258,16 @@ func (s *scanner) unique(base int) {
 	}
 	for i := 1; i < len(open); i++ {
 		for j := range i {
-			if open[i].end-open[i].start == open[j].end-open[j].start && bytes.Equal(s.text(open[i]), s.text(open[j])) {
-				s.note(DuplicateKey, int(open[i].at))
+			if open[i].end-open[i].start == open[j].end-open[j].start && bytes.Equal(s.Text(open[i]), s.Text(open[j])) {
+				s.Note(DuplicateKey, int(open[i].at))
 				return
 			}
 		}
 	}
 }
 
-// closingQuote finds the quote that ends the string at i, or -1.
-func closingQuote(b []byte, i int) int {
+// ClosingQuote finds the quote that ends the string at i, or gives -1.
+func ClosingQuote(b []byte, i int) int {
 	for i++; i < len(b); i++ {
 		switch b[i] {
 		case '\\':
