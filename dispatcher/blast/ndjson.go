@@ -21,6 +21,11 @@ type ndjson struct {
 	n     int64
 }
 
+func (d *ndjson) becomes() []byte {
+	columns, _ := json.Marshal(d.file.Columns) // of text to text, sorted
+	return columns
+}
+
 func (d *ndjson) next() (*row, error) {
 	for {
 		d.meter.row = 0
