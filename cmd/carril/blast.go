@@ -65,7 +65,7 @@ func (e *environment) blasts(ctx context.Context, tenant string) (*blast.Store, 
 		pool.Close()
 		return nil, uuid.Nil, nil, err
 	}
-	return blast.New(blast.Config{Quotas: app.BlastQuotas(e.set, limiter)}, pool), id, func() { done(); pool.Close() }, nil
+	return blast.New(blast.Config{First: e.set.First(), Quotas: app.BlastQuotas(e.set, limiter)}, pool), id, func() { done(); pool.Close() }, nil
 }
 
 // do runs work on the named blast and says what a refusal means.
@@ -283,6 +283,12 @@ func progressLine(b *blast.Blast) string {
 		if o.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", o.n, o.name))
 		}
+	}
+	switch p.HeldUp {
+	case blast.Held:
+		parts = append(parts, "held: marketing or the sender is paused")
+	case blast.ForOutcomes:
+		parts = append(parts, "waits for the outcomes of its first messages")
 	}
 	if p.EstimatedEnd != nil {
 		parts = append(parts, fmt.Sprintf("%.0f/s, ends about %s", p.PerSecond, p.EstimatedEnd.Format(time.RFC3339)))
