@@ -117,7 +117,7 @@ type blastCreateCmd struct {
 	Variables string `help:"JSON object for every recipient whose own say nothing else."`
 	Contacts  bool   `help:"To all contacts with a consent, frozen at the start; else to files that are uploaded."`
 	Traits    string `help:"JSON object: of the contacts, those whose traits are all as given."`
-	Key       string `help:"Idempotency key: the same key makes the same draft once."`
+	Key       line   `help:"Idempotency key: the same key makes the same draft once."`
 	JSON      bool   `name:"json" help:"Print one JSON object; else the id alone."`
 }
 
@@ -142,7 +142,7 @@ func (c blastCreateCmd) Run(e *environment) error {
 	if c.Traits != "" {
 		draft.Audience.Traits = json.RawMessage(c.Traits)
 	}
-	b, err := s.Create(ctx, tenant, c.Key, draft)
+	b, err := s.Create(ctx, tenant, string(c.Key), draft)
 	if err != nil {
 		return saidOfBlast(err, c.Tenant, uuid.Nil)
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -15,6 +14,7 @@ import (
 	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/jsonscan"
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // Create makes a draft. key is the caller's idempotency key, with which the
@@ -125,8 +125,8 @@ func said(what string, err error) error {
 // check refuses a change that no blast could have.
 func (c Change) check() error {
 	if c.Name != nil {
-		if name := strings.TrimSpace(*c.Name); name == "" || len(name) > maxName || !plain(name) {
-			return refuse("invalid_field", "/name", fmt.Sprintf("A name is text of 1 to %d bytes.", maxName))
+		if name := strings.TrimSpace(*c.Name); name == "" || !oneline.Fits(name, maxName) {
+			return refuse("invalid_field", "/name", fmt.Sprintf("A name is one line of 1 to %d bytes.", maxName))
 		}
 	}
 	if c.Variables != nil {
@@ -183,8 +183,6 @@ WHERE tenant_id = $1 AND template_id = $2 AND ($3 = 0 OR version = $3) ORDER BY 
 	}
 	return nil
 }
-
-func plain(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
 func (a *Audience) check() error {
 	switch {

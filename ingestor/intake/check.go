@@ -5,14 +5,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 	"unsafe"
 
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/jsonscan"
+	"github.com/softcrum/carril/internal/oneline"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -215,19 +214,7 @@ func keyError(pointer string) *Error {
 // or line separators, and without white space at either end, which a header
 // could not carry.
 func Visible(s string, most int) bool {
-	if s == "" || len(s) > most {
-		return false
-	}
-	for _, r := range s {
-		if r < utf8.RuneSelf {
-			if r < ' ' || r == 0x7f {
-				return false
-			}
-		} else if r == utf8.RuneError && !utf8.ValidString(s) || unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return false
-		}
-	}
-	return strings.TrimSpace(s) == s
+	return s != "" && oneline.Fits(s, most) && strings.TrimSpace(s) == s
 }
 
 func (p *Parser) checkTime(e *envelope, _ *Caller, ev *schemas.Event) *Error {
