@@ -6,6 +6,7 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/pause"
 	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/schemas"
 )
