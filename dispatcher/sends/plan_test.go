@@ -136,9 +136,14 @@ VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 5000, $1, 'x')`, blast, tenant)
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), `INSERT INTO messaging.blast_recipients (blast_id, position, address) SELECT $1, n, n || '@example.com' FROM generate_series(0, 4999) n`, blast)
 	require.NoError(t, err)
-	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
-		handled := map[string]map[int]int{}
-		for _, n := range []int{50, 800} {
+	const n = 800
+	// A join with the list of them is cheap by the plan that the planner would like,
+	// and that is not the one that it keeps. With loops alone and nothing to look up by,
+	// whoever joins handles pairs.
+	for name, mode := range map[string]string{"Custom": "plan_cache_mode = force_custom_plan", "Generic": "plan_cache_mode = force_generic_plan",
+		"LoopsAlone": "plan_cache_mode = force_generic_plan; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_memoize = off; " +
+			"SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off; SET LOCAL enable_bitmapscan = off"} {
+		t.Run(name, func(t *testing.T) {
 			var (
 				positions              = make([]int64, n)
 				times                  = make([]time.Time, n)
@@ -162,20 +167,17 @@ VALUES ($1, $2, 'email', 'x', 'x', 1, 'running', 5000, $1, 'x')`, blast, tenant)
 				"record":  {sends.RecordSQL, []any{times, class, tenants, sent, states, names, events, generations, times, nothing}},
 				"settle":  {sends.SettleSQL, []any{times, sent}},
 			} {
-				if handled[name] == nil {
-					handled[name] = map[int]int{}
-				}
 				require.ErrorIs(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode); err != nil {
+					if _, err := tx.Exec(t.Context(), "SET LOCAL "+mode, pgx.QueryExecModeSimpleProtocol); err != nil {
 						return err
 					}
-					handled[name][n] = testkit.Handled(t, tx, q.sql, q.args...)
+					// The blast read whole, a few times over, and each message a few times.
+					handled := testkit.Handled(t, tx, q.sql, q.args...)
+					t.Logf("%s handles %d rows", name, handled)
+					require.Less(t, handled, 4*5_000+5*n, name) // pairs of them are 640,000
 					return pgx.ErrTxCommitRollback
 				}), pgx.ErrTxCommitRollback, name)
 			}
-		}
-		for name, by := range handled {
-			require.LessOrEqual(t, by[800], 2*16*by[50]+100, "%s, %s: %v", name, mode, by)
-		}
+		})
 	}
 }
