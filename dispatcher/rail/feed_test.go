@@ -38,7 +38,7 @@ func (b *bench) feed(edit func(*feeder.Config)) (stop func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = f.Run(ctx) }()
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done; pool.Close() }) }
+	stop = func() { once.Do(func() { cancel(); testkit.Ends(b.t, "the feeder", func() { <-done; pool.Close() }) }) }
 	b.t.Cleanup(stop)
 	return stop
 }
