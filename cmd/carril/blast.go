@@ -65,7 +65,7 @@ func (e *environment) blasts(ctx context.Context, tenant string) (*blast.Store, 
 		pool.Close()
 		return nil, uuid.Nil, nil, err
 	}
-	return blast.New(blast.Config{Quotas: app.BlastQuotas(e.set, limiter)}, pool), id, func() { done(); pool.Close() }, nil
+	return blast.New(blast.Config{First: e.set.First(), Quotas: app.BlastQuotas(e.set, limiter)}, pool), id, func() { done(); pool.Close() }, nil
 }
 
 // do runs work on the named blast and says what a refusal means.
@@ -117,7 +117,7 @@ type blastCreateCmd struct {
 	Variables string `help:"JSON object for every recipient whose own say nothing else."`
 	Contacts  bool   `help:"To all contacts with a consent, frozen at the start; else to files that are uploaded."`
 	Traits    string `help:"JSON object: of the contacts, those whose traits are all as given."`
-	Key       string `help:"Idempotency key: the same key makes the same draft once."`
+	Key       line   `help:"Idempotency key: the same key makes the same draft once."`
 	JSON      bool   `name:"json" help:"Print one JSON object; else the id alone."`
 }
 
@@ -142,7 +142,7 @@ func (c blastCreateCmd) Run(e *environment) error {
 	if c.Traits != "" {
 		draft.Audience.Traits = json.RawMessage(c.Traits)
 	}
-	b, err := s.Create(ctx, tenant, c.Key, draft)
+	b, err := s.Create(ctx, tenant, string(c.Key), draft)
 	if err != nil {
 		return saidOfBlast(err, c.Tenant, uuid.Nil)
 	}
@@ -283,6 +283,12 @@ func progressLine(b *blast.Blast) string {
 		if o.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", o.n, o.name))
 		}
+	}
+	switch p.HeldUp {
+	case blast.Held:
+		parts = append(parts, "held: marketing or the sender is paused")
+	case blast.ForOutcomes:
+		parts = append(parts, "waits for the outcomes of its first messages")
 	}
 	if p.EstimatedEnd != nil {
 		parts = append(parts, fmt.Sprintf("%.0f/s, ends about %s", p.PerSecond, p.EstimatedEnd.Format(time.RFC3339)))

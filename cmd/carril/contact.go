@@ -105,13 +105,13 @@ func printJSON(e *environment, v any) error {
 
 // acting says who does something by hand, and why.
 type acting struct {
-	By     string `help:"Who does it; the user of this machine when empty."`
-	Reason string `required:"" help:"Why; it is kept with the merge. No personal data."`
+	By     line `help:"Who does it; the user of this machine when empty."`
+	Reason why  `required:"" help:"Why; it is kept with the merge. No personal data."`
 }
 
 func (a acting) name() string {
 	if a.By != "" {
-		return a.By
+		return string(a.By)
 	}
 	if u, err := user.Current(); err == nil {
 		return u.Username
@@ -135,7 +135,7 @@ func (c contactMergeCmd) Run(e *environment) error {
 		return err
 	}
 	defer d.Pool.Close()
-	h := identity.ByHand{TenantID: tenant, By: c.Acting.name(), Why: c.Acting.Reason, Force: c.Force}
+	h := identity.ByHand{TenantID: tenant, By: c.Acting.name(), Why: string(c.Acting.Reason), Force: c.Force}
 	if h.From, err = find(ctx, d, tenant, c.From); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (c contactUnmergeCmd) Run(e *environment) error {
 		return err
 	}
 	defer d.Pool.Close()
-	if err := d.Unmerge(ctx, identity.ByHand{TenantID: tenant, From: c.Contact, By: c.Acting.name(), Why: c.Acting.Reason}); err != nil {
+	if err := d.Unmerge(ctx, identity.ByHand{TenantID: tenant, From: c.Contact, By: c.Acting.name(), Why: string(c.Acting.Reason)}); err != nil {
 		return err
 	}
 	fmt.Fprintf(e.err, "%s stands for itself again; what came while it was merged stays with the survivor\n", c.Contact)
@@ -173,7 +173,7 @@ func (c contactUnmergeCmd) Run(e *environment) error {
 type contactEraseCmd struct {
 	Whose   whose  `embed:""`
 	Contact string `arg:"" help:"${contact_name} With it go whom it became and all who were merged into it."`
-	By      string `help:"Who asked for it; the user of this machine when empty."`
+	By      line   `help:"Who asked for it; the user of this machine when empty."`
 }
 
 func (c contactEraseCmd) Run(e *environment) error {

@@ -177,10 +177,10 @@ func (c dlqShowCmd) Run(e *environment) error {
 type dlqChange struct {
 	IDs []uuid.UUID `arg:"" optional:"" name:"id" help:"Ids of dead letters; or choose them by the flags."`
 	dlqFilter
-	DryRun bool   `help:"Say how many it would be; change nothing."`
-	Yes    int    `default:"-1" help:"Do it to all that the flags choose, if they are so many." placeholder:"COUNT"`
-	By     string `help:"Who does it, for the record; this user at this host when empty."`
-	JSON   bool   `name:"json" help:"Print one JSON object."`
+	DryRun bool `help:"Say how many it would be; change nothing."`
+	Yes    int  `default:"-1" help:"Do it to all that the flags choose, if they are so many." placeholder:"COUNT"`
+	By     line `help:"Who does it, for the record; this user at this host when empty."`
+	JSON   bool `name:"json" help:"Print one JSON object."`
 }
 
 // dlqResult is what is printed of a change.
@@ -220,7 +220,7 @@ func (c dlqChange) change(e *environment, do func(ctx context.Context, s *deadle
 		}
 		return c.report(e, dlqResult{Chosen: &n})
 	}
-	by := c.By
+	by := string(c.By)
 	if by == "" {
 		by = operator()
 	}
@@ -302,13 +302,13 @@ func operator() string {
 
 type dlqReplayCmd struct {
 	dlqChange
-	Note string        `help:"Why, for the record."`
+	Note line          `help:"Why, for the record."`
 	Wait time.Duration `default:"15s" help:"How long to wait until they are on their topics; 0: not at all."`
 }
 
 func (c dlqReplayCmd) Run(e *environment) error {
 	return c.change(e, func(ctx context.Context, s *deadletter.Store, f deadletter.Filter, by string) (deadletter.Done, error) {
-		return s.Replay(ctx, f, by, c.Note, c.Yes)
+		return s.Replay(ctx, f, by, string(c.Note), c.Yes)
 	}, func(ctx context.Context, s *deadletter.Store, r *dlqResult) error {
 		ctx, cancel := context.WithTimeout(ctx, c.Wait)
 		defer cancel()
@@ -326,11 +326,11 @@ func (c dlqReplayCmd) Run(e *environment) error {
 
 type dlqDiscardCmd struct {
 	dlqChange
-	Note string `required:"" help:"Why, for the record."`
+	Note why `required:"" help:"Why, for the record."`
 }
 
 func (c dlqDiscardCmd) Run(e *environment) error {
 	return c.change(e, func(ctx context.Context, s *deadletter.Store, f deadletter.Filter, by string) (deadletter.Done, error) {
-		return s.Discard(ctx, f, by, c.Note, c.Yes)
+		return s.Discard(ctx, f, by, string(c.Note), c.Yes)
 	}, nil)
 }

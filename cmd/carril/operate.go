@@ -157,9 +157,9 @@ type tenantCmd struct {
 
 type tenantCreateCmd struct {
 	Slug string `arg:"" help:"Short name: lower-case letters, digits and -."`
-	Name string `help:"Name for people; the slug when empty."`
+	Name line   `help:"Name for people; the slug when empty."`
 	Plan string `default:"starter" help:"starter, growth or scale."`
-	Cell string `default:"cell-1" help:"The shard that the tenant lives in."`
+	Cell why    `default:"cell-1" help:"The shard that the tenant lives in."`
 }
 
 func (c tenantCreateCmd) Run(e *environment) error {
@@ -171,9 +171,9 @@ func (c tenantCreateCmd) Run(e *environment) error {
 	}
 	defer pool.Close()
 	if c.Name == "" {
-		c.Name = c.Slug
+		c.Name = line(c.Slug)
 	}
-	id, err := app.CreateTenant(ctx, pool, c.Slug, c.Name, c.Plan, c.Cell)
+	id, err := app.CreateTenant(ctx, pool, c.Slug, string(c.Name), c.Plan, string(c.Cell))
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ type keyCmd struct {
 type keyCreateCmd struct {
 	Tenant  string        `required:"" help:"Slug or id of the tenant; - for an operator's key."`
 	Scopes  []string      `default:"core.events.write" help:"What the key may do, separated by commas."`
-	Name    string        `help:"Name for people."`
+	Name    line          `help:"Name for people."`
 	Env     string        `default:"live" help:"Stands in the key: live, test, dev."`
 	Expires time.Duration `help:"Life of the key, e.g. 2160h; for ever when 0."`
 	Rate    int           `help:"Events a second that the key may send, within its tenant's plan; the plan alone when 0."`
@@ -236,7 +236,7 @@ func (c keyCreateCmd) Run(e *environment) error {
 		return err
 	}
 	defer pool.Close()
-	n := apikey.New{Env: c.Env, Scopes: c.Scopes, Name: c.Name, Rate: apikey.Rate{PerSecond: c.Rate, Burst: c.Burst}}
+	n := apikey.New{Env: c.Env, Scopes: c.Scopes, Name: string(c.Name), Rate: apikey.Rate{PerSecond: c.Rate, Burst: c.Burst}}
 	if c.Tenant != "-" {
 		if n.TenantID, err = app.FindTenant(ctx, pool, c.Tenant); err != nil {
 			return err

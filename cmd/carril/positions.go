@@ -168,8 +168,8 @@ func placeIn(ctx context.Context, adm *kadm.Client, topic string, partition int3
 }
 
 type positionsRestoredCmd struct {
-	Confirm bool   `name:"confirm-restore" required:"" help:"Say that the database was restored."`
-	By      string `help:"Who says so, for the record; this user at this host when empty."`
+	Confirm bool `name:"confirm-restore" required:"" help:"Say that the database was restored."`
+	By      line `help:"Who says so, for the record; this user at this host when empty."`
 }
 
 // Help says what it does and when.
@@ -187,7 +187,7 @@ func (c positionsRestoredCmd) Run(e *environment) error {
 		return err
 	}
 	defer pool.Close()
-	by := c.By
+	by := string(c.By)
 	if by == "" {
 		by = operator()
 	}

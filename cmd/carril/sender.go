@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/google/uuid"
@@ -72,18 +71,15 @@ func (c senderListCmd) Run(e *environment) error {
 type senderSetCmd struct {
 	Tenant  string `required:"" help:"Slug or id of the tenant."`
 	Channel string `default:"sms" help:"The channel; the senders of email are the tenants' own."`
-	Sender  string `arg:"" help:"A number in E.164, or what the provider takes in its place."`
+	Sender  why    `arg:"" help:"A number in E.164, or what the provider takes in its place."`
 }
 
 func (c senderSetCmd) Run(e *environment) error {
 	if c.Channel == "email" {
 		return fmt.Errorf("%w: channel: a tenant sets its sender of email itself; see carril sender verify", app.ErrConfig)
 	}
-	if strings.TrimSpace(c.Sender) == "" {
-		return fmt.Errorf("%w: sender: it is empty", app.ErrConfig)
-	}
 	return e.senders(c.Tenant, func(ctx context.Context, s *gates.Store, tenant uuid.UUID) ([]gates.Sender, error) {
-		if _, err := s.PutSender(ctx, tenant, c.Channel, strings.TrimSpace(c.Sender), nil, ""); err != nil {
+		if _, err := s.PutSender(ctx, tenant, c.Channel, string(c.Sender), nil, ""); err != nil {
 			return nil, err
 		}
 		return one(s.VerifySender(ctx, tenant, c.Channel, "")) // it is the platform's: there is no domain to see
@@ -103,12 +99,12 @@ func (c senderVerifyCmd) Run(e *environment) error {
 
 type senderPauseCmd struct {
 	senderOf
-	Reason string `default:"operator" help:"Why, for whoever reads it."`
+	Reason why `default:"operator" help:"Why, for whoever reads it."`
 }
 
 func (c senderPauseCmd) Run(e *environment) error {
 	return e.senders(c.Tenant, func(ctx context.Context, s *gates.Store, tenant uuid.UUID) ([]gates.Sender, error) {
-		return one(s.PauseSender(ctx, tenant, c.Channel, c.Reason))
+		return one(s.PauseSender(ctx, tenant, c.Channel, string(c.Reason)))
 	})
 }
 

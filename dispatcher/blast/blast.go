@@ -131,6 +131,7 @@ type Change struct {
 // Config of a Store; zero values take the defaults.
 type Config struct {
 	Breaker Breaker
+	First   First
 	// RequestsPerSecond is what a tenant's marketing on a channel may ask of its
 	// provider; 0 is unknown. nil: always unknown.
 	RequestsPerSecond func(ctx context.Context, tenant uuid.UUID, channel string) float64
@@ -165,6 +166,7 @@ func New(cfg Config, pool *pgxpool.Pool) *Store {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	cfg.First = cfg.First.filled()
 	b := &cfg.Breaker
 	if b.Bounces == 0 {
 		b.Bounces = 0.04
@@ -235,7 +237,7 @@ func (s *Store) Get(ctx context.Context, tenant, id uuid.UUID) (*Blast, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read a blast: %w", err)
 	}
-	b.Progress = p.of(&b)
+	b.Progress = s.complete(&p, &b)
 	return b.shown(), nil
 }
 

@@ -140,6 +140,8 @@ func (c *csvReader) columns(header []string) error {
 	return nil
 }
 
+func (c *csvReader) becomes() []byte { return fmt.Appendf(nil, "%q%q", c.targets, c.names) }
+
 func (c *csvReader) next() (*row, error) {
 	c.meter.row = 0
 	record, err := c.in.Read()

@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/softcrum/carril/internal/content"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/jsonscan"
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // Create makes a draft. key is the caller's idempotency key, with which the
@@ -124,13 +125,13 @@ func said(what string, err error) error {
 // check refuses a change that no blast could have.
 func (c Change) check() error {
 	if c.Name != nil {
-		if name := strings.TrimSpace(*c.Name); name == "" || len(name) > maxName || !plain(name) {
-			return refuse("invalid_field", "/name", fmt.Sprintf("A name is text of 1 to %d bytes.", maxName))
+		if name := strings.TrimSpace(*c.Name); name == "" || !oneline.Fits(name, maxName) {
+			return refuse("invalid_field", "/name", fmt.Sprintf("A name is one line of 1 to %d bytes.", maxName))
 		}
 	}
 	if c.Variables != nil {
 		var object map[string]json.RawMessage
-		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || unstorable(c.Variables) != "" {
+		if len(c.Variables) > maxVariables || json.Unmarshal(c.Variables, &object) != nil || object == nil || unstorable(new(jsonscan.Scanner), c.Variables) != "" {
 			return refuse("invalid_field", "/variables", fmt.Sprintf("variables is an object of at most %d bytes, without NUL and halves of characters, and of numbers that are stored exactly.", maxVariables))
 		}
 	}
@@ -183,8 +184,6 @@ WHERE tenant_id = $1 AND template_id = $2 AND ($3 = 0 OR version = $3) ORDER BY 
 	return nil
 }
 
-func plain(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
-
 func (a *Audience) check() error {
 	switch {
 	case a.Type != FromUpload && a.Type != FromContacts:
@@ -195,7 +194,7 @@ func (a *Audience) check() error {
 		return nil
 	}
 	var object map[string]any
-	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || unstorable(a.Traits) != "" {
+	if len(a.Traits) > maxTraits || json.Unmarshal(a.Traits, &object) != nil || object == nil || unstorable(new(jsonscan.Scanner), a.Traits) != "" {
 		return refuse("invalid_field", "/audience/traits", fmt.Sprintf("traits is an object of at most %d bytes; each trait must be as given.", maxTraits))
 	}
 	return nil

@@ -6,19 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
-	"strconv"
 	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
-)
 
-// Limits of what stands in a row of NDJSON: those of the API's other bodies, so
-// that what a row may say, a single message may say too.
-const (
-	maxDepth    = 32
-	maxDigits   = 64  // significant, of a number
-	maxDecimals = 400 // places of a number
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 // ndjson reads one object a line.
@@ -26,7 +17,13 @@ type ndjson struct {
 	file  File
 	in    *bufio.Reader
 	meter *meter
+	scan  jsonscan.Scanner
 	n     int64
+}
+
+func (d *ndjson) becomes() []byte {
+	columns, _ := json.Marshal(d.file.Columns) // of text to text, sorted
+	return columns
 }
 
 func (d *ndjson) next() (*row, error) {
@@ -75,7 +72,7 @@ func (d *ndjson) fill(r *row, line []byte) {
 		r.reason = BadJSON
 		return
 	}
-	if r.reason = unstorable(line); r.reason != "" {
+	if r.reason = unstorable(&d.scan, line); r.reason != "" {
 		return
 	}
 	vars := map[string]json.RawMessage{}
@@ -188,85 +185,18 @@ func members(line []byte) (names []string, values []json.RawMessage, ok bool) {
 	return names, values, true
 }
 
-// unstorable is the reason why valid JSON cannot be kept: the database refuses
-// NUL, half of a surrogate pair and numbers beyond its own, and one such row
-// would hold up its file for ever. Empty: it can.
-func unstorable(line []byte) string {
-	depth := 0
-	for i := 0; i < len(line); i++ {
-		switch c := line[i]; {
-		case c == '"':
-			end, ok := plainString(line, i+1)
-			if !ok {
-				return BadCharacter
-			}
-			i = end
-		case c == '{' || c == '[':
-			if depth++; depth > maxDepth {
-				return TooDeep
-			}
-		case c == '}' || c == ']':
-			depth--
-		case c == '-' || c >= '0' && c <= '9':
-			n := len(line[i:]) - len(bytes.TrimLeft(line[i:], "+-.0123456789eE"))
-			if !storable(string(line[i : i+n])) {
-				return BadNumber
-			}
-			i += n - 1
-		}
+// unstorable is the reason why JSON cannot be kept, and one such row would hold
+// up its file for ever. Empty: it can.
+func unstorable(s *jsonscan.Scanner, line []byte) string {
+	switch s.Storable(line).Code {
+	case "":
+		return ""
+	case jsonscan.TooDeep:
+		return TooDeep
+	case jsonscan.NumberOutOfRange:
+		return BadNumber
+	case jsonscan.Broken:
+		return BadJSON
 	}
-	return ""
-}
-
-// plainString walks a string from behind its quote to the one that ends it.
-func plainString(line []byte, i int) (end int, ok bool) {
-	for ; line[i] != '"'; i++ {
-		if line[i] != '\\' {
-			continue
-		}
-		if i++; line[i] != 'u' {
-			continue
-		}
-		r := escaped(line[i-1:])
-		switch {
-		case r == 0:
-			return i, false
-		case utf16.IsSurrogate(r):
-			if utf16.DecodeRune(r, escaped(line[i+5:])) == utf8.RuneError {
-				return i, false
-			}
-			i += 6
-		}
-		i += 4
-	}
-	return i, true
-}
-
-// escaped reads what begins like \u0041; -1 where it does not.
-func escaped(b []byte) rune {
-	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
-		return -1
-	}
-	n, err := strconv.ParseUint(string(b[2:6]), 16, 16)
-	if err != nil {
-		return -1
-	}
-	return rune(n)
-}
-
-// storable says whether a number keeps its digits in the database.
-func storable(number string) bool {
-	if f, err := strconv.ParseFloat(number, 64); err != nil || math.IsInf(f, 0) {
-		return false
-	}
-	mantissa, exponent, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
-	whole, fraction, _ := strings.Cut(mantissa, ".")
-	e := 0
-	if exponent != "" {
-		var err error
-		if e, err = strconv.Atoi(exponent); err != nil {
-			return false
-		}
-	}
-	return len(strings.TrimLeft(whole+fraction, "0")) <= maxDigits && len(fraction)-e <= maxDecimals
+	return BadCharacter
 }

@@ -29,12 +29,14 @@ type Overview struct {
 // there is a blast.
 func Standings() []string { return []string{Scheduled, Preparing, Running, Held, Paused} }
 
+// heldSQL says that a blast b, if it runs, may not be fed now.
+const heldSQL = `(
+        EXISTS (SELECT FROM messaging.tenant_rails r WHERE r.tenant_id = b.tenant_id AND r.channel = b.channel AND r.rail = 'marketing' AND r.paused_at IS NOT NULL)
+        OR EXISTS (SELECT FROM messaging.senders k WHERE k.tenant_id = b.tenant_id AND k.channel = b.channel AND (k.paused_at IS NOT NULL OR NOT k.verified)))`
+
 const overviewSQL = `SELECT s.standing, count(*), coalesce(sum(c.pending), 0)::bigint, coalesce(sum(c.reported), 0)::bigint, coalesce(sum(greatest(c.sent - c.reported, 0)), 0)::bigint,
     coalesce(sum(CASE WHEN s.started_at IS NULL THEN 0 ELSE c.lately / greatest(extract(epoch FROM least(now() - s.started_at, interval '5 minutes')), 1) END), 0)::float8
-FROM (SELECT b.blast_id, b.started_at, CASE WHEN b.state = 'running' AND (
-        EXISTS (SELECT FROM messaging.tenant_rails r WHERE r.tenant_id = b.tenant_id AND r.channel = b.channel AND r.rail = 'marketing' AND r.paused_at IS NOT NULL)
-        OR EXISTS (SELECT FROM messaging.senders k WHERE k.tenant_id = b.tenant_id AND k.channel = b.channel AND (k.paused_at IS NOT NULL OR NOT k.verified))
-    ) THEN 'held' ELSE b.state END AS standing
+FROM (SELECT b.blast_id, b.started_at, CASE WHEN b.state = 'running' AND ` + heldSQL + ` THEN 'held' ELSE b.state END AS standing
     FROM messaging.blasts b WHERE b.channel = $1 AND b.state IN ('scheduled', 'preparing', 'running', 'paused')) s
 CROSS JOIN LATERAL (SELECT sum(n) FILTER (WHERE what = 'pending') AS pending, coalesce(sum(n) FILTER (WHERE what = 'reported'), 0) AS reported,
     coalesce(sum(n) FILTER (WHERE what = 'sent'), 0) AS sent,

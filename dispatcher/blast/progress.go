@@ -23,8 +23,16 @@ type Progress struct {
 	Queued      int64 `json:"queued"` // of the pending: handed to the rail already
 
 	PerSecond    float64    `json:"per_second"`              // recipients that got an outcome, over the last five minutes
-	EstimatedEnd *time.Time `json:"estimated_end,omitempty"` // at that pace, while it runs
+	EstimatedEnd *time.Time `json:"estimated_end,omitempty"` // at that pace, while it runs; nil where nobody knows
+	HeldUp       string     `json:"-"`                       // why a running blast sends nothing more for now: Held or ForOutcomes; empty: it does
+
+	reported int64 // of the sent, by the provider
+	held     bool
 }
+
+// ForOutcomes is what holds a blast up that waits for the outcomes of its first
+// sends.
+const ForOutcomes = "first_outcomes"
 
 // Sum adds the outcomes up: it is Total.
 func (p *Progress) Sum() int64 {
@@ -36,18 +44,20 @@ const progressSums = `SELECT
     coalesce(sum(n) FILTER (WHERE what = 'expired'), 0)::bigint AS expired, coalesce(sum(n) FILTER (WHERE what = 'blocked'), 0)::bigint AS blocked,
     coalesce(sum(n) FILTER (WHERE what = 'cancelled'), 0)::bigint AS cancelled, coalesce(sum(n) FILTER (WHERE what = 'needs_review'), 0)::bigint AS needs_review,
     coalesce(sum(n) FILTER (WHERE what = 'dead'), 0)::bigint AS dead, coalesce(sum(n) FILTER (WHERE what = 'pending'), 0)::bigint AS pending,
-    coalesce(sum(n) FILTER (WHERE at > now() - interval '5 minutes' AND what IN ('sent', 'failed', 'expired', 'blocked', 'needs_review', 'dead')), 0)::bigint AS lately
+    coalesce(sum(n) FILTER (WHERE at > now() - interval '5 minutes' AND what IN ('sent', 'failed', 'expired', 'blocked', 'needs_review', 'dead')), 0)::bigint AS lately,
+    coalesce(sum(n) FILTER (WHERE what = 'reported'), 0)::bigint AS reported
 FROM messaging.blast_counts k WHERE k.blast_id = b.blast_id`
 
 const progressColumns = `c.sent, c.failed, c.expired, c.blocked, c.cancelled, c.needs_review, c.dead, c.pending,
-    CASE WHEN b.started_at IS NULL THEN 0 ELSE c.lately / greatest(extract(epoch FROM least(now() - b.started_at, interval '5 minutes')), 1) END::float8`
+    CASE WHEN b.started_at IS NULL THEN 0 ELSE c.lately / greatest(extract(epoch FROM least(now() - b.started_at, interval '5 minutes')), 1) END::float8,
+    c.reported, b.state = 'running' AND ` + heldSQL
 
 func (p *Progress) fields() []any {
-	return []any{&p.Sent, &p.Failed, &p.Expired, &p.Blocked, &p.Cancelled, &p.NeedsReview, &p.Dead, &p.Pending, &p.PerSecond}
+	return []any{&p.Sent, &p.Failed, &p.Expired, &p.Blocked, &p.Cancelled, &p.NeedsReview, &p.Dead, &p.Pending, &p.PerSecond, &p.reported, &p.held}
 }
 
-// of completes the progress of a blast.
-func (p *Progress) of(b *Blast) *Progress {
+// complete completes the progress of a blast.
+func (s *Store) complete(p *Progress, b *Blast) *Progress {
 	p.Total = b.Recipients
 	if p.Queued = p.Pending - (b.Recipients - b.fed); p.Queued < 0 || b.State == Cancelled {
 		p.Queued = p.Pending // what was never fed is cancelled
@@ -55,10 +65,32 @@ func (p *Progress) of(b *Blast) *Progress {
 			p.Queued = 0
 		}
 	}
-	if b.State == Running && p.PerSecond > 0 {
+	p.HeldUp = s.heldUp(p, b)
+	if b.State == Running && p.PerSecond > 0 && p.HeldUp == "" && s.passed(b) {
 		p.EstimatedEnd = new(time.Now().Add(time.Duration(float64(p.Pending) / p.PerSecond * float64(time.Second))).UTC().Truncate(time.Second))
 	}
 	return p
+}
+
+// heldUp says what a running blast waits for.
+func (s *Store) heldUp(p *Progress, b *Blast) string {
+	never := p.Failed + p.Expired + p.Blocked + p.Cancelled + p.NeedsReview + p.Dead
+	switch {
+	case b.State != Running:
+		return ""
+	case p.held:
+		return Held
+	case b.fed < b.Recipients && s.cfg.First.Reached(b.fed, Batch) && s.cfg.First.Waits(b.fed, time.Since(b.UpdatedAt), p.reported, never):
+		return ForOutcomes
+	}
+	return ""
+}
+
+// passed says whether a blast has its wait for the first outcomes behind it, or
+// will not have one. How long one that is still to come takes, nobody knows.
+func (s *Store) passed(b *Blast) bool {
+	after := int64(s.cfg.First.After)
+	return after < 0 || b.fed >= after || b.Recipients <= after
 }
 
 // Report is what has come of a blast: what was reported of its messages, each

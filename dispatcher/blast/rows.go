@@ -94,6 +94,7 @@ type row struct {
 // a *FileError where it cannot go on. It keeps one row in memory.
 type rowReader interface {
 	next() (*row, error)
+	becomes() []byte // what the columns become, for the digest of the file
 }
 
 // open reads the beginning of a file: gzip is inflated, a byte order mark left

@@ -70,6 +70,12 @@ func TestFilesAsSpreadsheetsWriteThem(t *testing.T) {
 			`4 address=a@example.com {"v":"\ud83d\ude00 \\ud800 C:\\u0000 \\\\"}`, `5 !invalid_character `, `6 !number_out_of_range `, `7 !number_out_of_range `, `8 !number_out_of_range `,
 			`9 !number_out_of_range `, `10 address=a@example.com {"v":[` + strings.Repeat("9", 64) + `,0.` + strings.Repeat("0", 399) + `1,-1E+308,"1e999999"]}`,
 			`11 !too_deep `, `12 address=a@example.com {"v":` + strings.Repeat("[", 31) + strings.Repeat("]", 31) + `}`}},
+		// Seven bytes each, and 309 in the database.
+		"NDJSONOfNumbersThatGrow": {File{Format: NDJSON}, `{"address":"a@example.com","v":[` + strings.Repeat("1e308,", 200) + `1]}` + "\n" + `{"address":"b@example.com","v":1e308}`,
+			[]string{`1 !number_out_of_range `, `2 address=b@example.com {"v":1e308}`}},
+		// What single messages are refused for their keys, a row keeps the last of.
+		"NDJSONTwiceTheKeyWithin": {File{Format: NDJSON}, `{"address":"a@example.com","v":{"a":1,"a":2}}` + "\n" + `{"address":"a@example.com","v":{"a":1,"a":2},"w":"\u0000"}`,
+			[]string{`1 address=a@example.com {"v":{"a":1,"a":2}}`, `2 !invalid_character `}},
 		"NDJSONTwoFieldsForOne": {File{Format: NDJSON, Columns: map[string]string{"n": "name"}},
 			`{"email":"a@example.com","phone":"+15005550006"}` + "\n" + `{"external_id":"c-1","external_id":"c-2"}` + "\n" + `{"address":"a@example.com","n":1,"name":2}` + "\n" +
 				`{"external_id":"c-1","variables":{},"variables":{}}` + "\n" + `{"address":"a@example.com","n":1,"variables":{"name":2,"x":3}}`,

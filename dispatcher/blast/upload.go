@@ -67,13 +67,22 @@ func (u *Upload) fields() []any {
 // Upload reads a file of recipients into a draft, chunk by chunk, each in a
 // transaction with the place that it has come to. Where it breaks off, the same
 // file under the same id goes on behind that place. An error of the file itself
-// is in the upload's answer; the rows before it stay taken. progress may be nil.
+// is in the upload's answer; the rows before it stay taken. An upload that has
+// ended says again what it was, of the same file; of another, or of one whose
+// columns become something else, it is refused as upload_differs. progress may
+// be nil.
 func (s *Store) Upload(ctx context.Context, tenant, id, upload uuid.UUID, f File, body io.Reader, progress func(Upload)) (*Upload, error) {
 	u, err := s.openUpload(ctx, tenant, id, upload)
-	if err != nil || u.State != UploadOpen {
-		return u, err
+	if err != nil {
+		return nil, err
 	}
 	in := &intake{store: s, tenant: tenant, upload: u, sum: sha256.New(), progress: progress}
+	if u.State != UploadOpen {
+		if err := in.repeats(f, body); err != nil {
+			return nil, said("compare a file of recipients", err)
+		}
+		return u, nil
+	}
 	err = in.run(ctx, f, body)
 	var bad *FileError
 	if errors.As(err, &bad) {
@@ -146,7 +155,7 @@ type intake struct {
 	store    *Store
 	tenant   uuid.UUID
 	upload   *Upload
-	sum      hash.Hash // of the rows so far
+	sum      hash.Hash // of what the columns become, and of the rows so far
 	read     int64
 	progress func(Upload)
 }
@@ -178,13 +187,43 @@ func (in *intake) run(ctx context.Context, f File, body io.Reader) error {
 	}
 }
 
+// repeats reads a file whose upload has ended, and sees that it is the same: the
+// rows, what their columns become, and the end, be it the file's own or the row
+// at which it fails.
+func (in *intake) repeats(f File, body io.Reader) error {
+	rows, err := f.open(body)
+	if err == nil {
+		err = in.skip(rows)
+	}
+	if err == nil {
+		_, err = rows.next()
+	}
+	var bad *FileError
+	u := in.upload
+	switch {
+	case err == nil:
+		return refuseState("upload_differs", "The file is longer than the one that was taken under this upload_id; "+anotherID)
+	case errors.Is(err, io.EOF) && u.State == UploadDone:
+		return nil
+	case errors.As(err, &bad) && u.State == UploadFailed && bad.Code == *u.Error && bad.Row == *u.ErrorRow:
+		u.Detail = bad.Detail
+		return nil
+	case errors.As(err, &bad), errors.Is(err, io.EOF):
+		return refuseState("upload_differs", "This file does not end as the one that was taken under this upload_id; "+anotherID)
+	}
+	return err
+}
+
+const anotherID = "give it an upload_id of its own."
+
 // skip passes over what an earlier connection has brought, and sees that it is
 // the same file.
 func (in *intake) skip(rows rowReader) error {
+	_, _ = in.sum.Write(rows.becomes()) // a hash takes everything
 	for in.read < in.upload.RowsRead {
 		r, err := rows.next()
 		if errors.Is(err, io.EOF) {
-			return refuseState("upload_differs", "The file is shorter than what was taken of it under this upload_id.")
+			return refuseState("upload_differs", "The file is shorter than what was taken under this upload_id; "+anotherID)
 		}
 		if err != nil {
 			return err
@@ -192,14 +231,14 @@ func (in *intake) skip(rows rowReader) error {
 		in.note(r)
 	}
 	if in.read > 0 && !bytes.Equal(in.sum.Sum(nil), in.upload.digest) {
-		return refuseState("upload_differs", "This is another file than the one that was begun under this upload_id.")
+		return refuseState("upload_differs", "This is another file than the one that was begun under this upload_id, or its columns become something else; "+anotherID)
 	}
 	return nil
 }
 
 func (in *intake) note(r *row) {
 	in.read++
-	_, _ = fmt.Fprintf(in.sum, "%d:", len(r.raw)) // a hash takes everything
+	_, _ = fmt.Fprintf(in.sum, "%d:", len(r.raw))
 	_, _ = in.sum.Write(r.raw)
 }
 

@@ -145,6 +145,52 @@ func TestUpload(t *testing.T) {
 		d.exact(b.ID)
 	})
 
+	// Whoever mends a file and sends it under the old id must not read the old
+	// counts as the new file's.
+	t.Run("RefusesAnotherFileOnceItsUploadHasEnded", func(t *testing.T) {
+		t.Parallel()
+		b := d.draft(Audience{Type: FromUpload})
+		lines := File{Format: NDJSON}
+		for name, c := range map[string]struct {
+			first  File
+			body   string
+			second File
+			other  string
+		}{
+			"Others":         {csv, file(10, 20), csv, file(11, 21)},
+			"OneMore":        {csv, file(10, 20), csv, file(10, 21)},
+			"OneLess":        {csv, file(10, 20), csv, file(10, 19)},
+			"Another'sName":  {csv, file(10, 20), csv, strings.Replace(file(10, 20), "Name 15", "Name 51", 1)},
+			"OtherTitles":    {csv, file(10, 20), csv, strings.Replace(file(10, 20), "name", "nombre", 1)},
+			"OtherColumns":   {csv, file(10, 20), File{Format: CSV, Columns: map[string]string{"name": ""}}, file(10, 20)},
+			"OtherFields":    {lines, `{"external_id":"c-1","n":1}`, File{Format: NDJSON, Columns: map[string]string{"n": "m"}}, `{"external_id":"c-1","n":1}`},
+			"NoRowsThenSome": {csv, file(1, 0), csv, file(1, 1)},
+			"Mended":         {csv, file(10, 20) + "c-21;Le\xf3n\n", csv, file(10, 21)},
+			"MendedHeader":   {csv, "nombre\nAna\n", csv, file(10, 21)},
+			"WorseThanIt":    {csv, file(10, 20) + "c-21;Le\xf3n\n", csv, file(10, 15) + "c-16;Le\xf3n\n"},
+			"CutShort":       {csv, file(10, 20) + "c-21;Le\xf3n\n", csv, file(10, 20)},
+			"NoFileAnyMore":  {csv, file(10, 20), csv, ""},
+		} {
+			upload := ids.New()
+			was, err := d.Upload(ctx, d.tenant, b.ID, upload, c.first, strings.NewReader(c.body), nil)
+			require.NoError(t, err, name)
+			_, err = d.Upload(ctx, d.tenant, b.ID, upload, c.second, strings.NewReader(c.other), nil)
+			require.Equal(t, "upload_differs", code(err), name)
+			_, err = d.Upload(ctx, d.tenant, b.ID, upload, c.first, until(c.body, 3), nil)
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%s: a connection that breaks off says nothing of the file", name)
+			again, err := d.Upload(ctx, d.tenant, b.ID, upload, c.first, strings.NewReader(c.body), nil)
+			require.NoError(t, err, name)
+			require.Equal(t, was, again, name)
+		}
+		n := d.exact(b.ID).Recipients
+		_, err := d.Start(ctx, d.tenant, b.ID, Start{})
+		require.NoError(t, err)
+		upload := ids.New()
+		_, err = d.Upload(ctx, d.tenant, b.ID, upload, csv, strings.NewReader(file(1, 9)), nil)
+		require.Equal(t, "not_a_draft", code(err))
+		require.Equal(t, n, d.exact(b.ID).Recipients)
+	})
+
 	// The connection is gone for the client, but its server has not noticed yet.
 	t.Run("LetsTheNewestConnectionWin", func(t *testing.T) {
 		t.Parallel()

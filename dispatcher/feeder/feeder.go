@@ -29,22 +29,19 @@ import (
 
 // Config of the feeder of one channel; zero values take the defaults.
 type Config struct {
-	Channel     string
-	Holder      string
-	Batch       int           // most messages of one batch; at most 100; default 100
-	BatchBytes  int           // most bytes of their payloads; default 1 MiB
-	InTopic     int           // most undispatched batches of a tenant; default 50
-	Every       time.Duration // default 200 ms
-	Linger      time.Duration // how long a batch that is not full waits for more; default 1 s
-	Round       int           // batches of one transaction; default 20
-	LeaseLife   time.Duration // default 5 s
-	SettleAfter int           // a blast's first sends, after which it waits for their outcomes; default 500; negative: never
-	SettleShare float64       // of them with an outcome before it goes on, once SettleLeast has passed; default 0.8
-	SettleLeast time.Duration // before which nearly all must have one: deliveries are reported at once, bounces a minute later; default 2 min
-	SettleFor   time.Duration // longest it waits for that; default 15 min
-	Watch       time.Duration // how often the outcomes of running blasts are judged; default 2 s
-	Measure     time.Duration // how often the blasts are looked over for the metrics; default 10 s
-	Breaker     blast.Breaker // when outcomes pause a blast, and a tenant
+	Channel    string
+	Holder     string
+	Batch      int           // most messages of one batch; at most 100; default 100
+	BatchBytes int           // most bytes of their payloads; default 1 MiB
+	InTopic    int           // most undispatched batches of a tenant; default 50
+	Every      time.Duration // default 200 ms
+	Linger     time.Duration // how long a batch that is not full waits for more; default 1 s
+	Round      int           // batches of one transaction; default 20
+	LeaseLife  time.Duration // default 5 s
+	First      blast.First   // how a blast waits for the outcomes of its first sends
+	Watch      time.Duration // how often the outcomes of running blasts are judged; default 2 s
+	Measure    time.Duration // how often the blasts are looked over for the metrics; default 10 s
+	Breaker    blast.Breaker // when outcomes pause a blast, and a tenant
 }
 
 // Deps is what a feeder works with.
@@ -90,18 +87,6 @@ func New(cfg Config, deps Deps) (*Feeder, error) {
 	if cfg.Round == 0 {
 		cfg.Round = 20
 	}
-	if cfg.SettleAfter == 0 {
-		cfg.SettleAfter = 500
-	}
-	if cfg.SettleShare == 0 {
-		cfg.SettleShare = 0.8
-	}
-	if cfg.SettleLeast == 0 {
-		cfg.SettleLeast = 2 * time.Minute
-	}
-	if cfg.SettleFor == 0 {
-		cfg.SettleFor = 15 * time.Minute
-	}
 	if cfg.Watch == 0 {
 		cfg.Watch = 2 * time.Second
 	}
@@ -111,7 +96,7 @@ func New(cfg Config, deps Deps) (*Feeder, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Feeder{cfg: cfg, deps: deps, blasts: blast.New(blast.Config{Breaker: cfg.Breaker}, deps.Pool), served: map[uuid.UUID]uuid.UUID{}}, nil
+	return &Feeder{cfg: cfg, deps: deps, blasts: blast.New(blast.Config{Breaker: cfg.Breaker, First: cfg.First}, deps.Pool), served: map[uuid.UUID]uuid.UUID{}}, nil
 }
 
 // Run feeds whenever this process has the lease, until ctx ends.

@@ -106,31 +106,23 @@ func (f *Feeder) fromBlast(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, b r
 	return f.recipients(ctx, tx, tenant, b)
 }
 
-// nearlyAll is the share of outcomes after which there is nothing to wait for:
-// what is missing would not change the verdict.
-const nearlyAll = 0.98
-
 // unsettled holds a blast back after its first sends until most of them have an
-// outcome: bounces come a minute after the mails leave, and everybody shares
-// one account.
+// outcome.
 func (f *Feeder) unsettled(ctx context.Context, tx pgx.Tx, b running) (bool, error) {
-	if f.cfg.SettleAfter < 0 || b.Fed < int64(f.cfg.SettleAfter) || b.Fed >= int64(f.cfg.SettleAfter+f.cfg.Batch) || b.Since > f.cfg.SettleFor {
+	first := f.blasts.First()
+	if !first.Reached(b.Fed, f.cfg.Batch) {
 		return false, nil
 	}
 	reported, never, err := f.blasts.Settled(ctx, tx, b.ID)
 	if err != nil {
 		return false, err
 	}
-	share := nearlyAll
-	if b.Since > f.cfg.SettleLeast {
-		share = f.cfg.SettleShare
-	}
-	return float64(reported) < share*float64(b.Fed-never), nil
+	return first.Waits(b.Fed, b.Since, reported, never), nil
 }
 
 func (f *Feeder) recipients(ctx context.Context, tx pgx.Tx, tenant uuid.UUID, b running) ([]schemas.JobMessage, error) {
 	limit := f.cfg.Batch
-	if ahead := int64(f.cfg.SettleAfter) - b.Fed; f.cfg.SettleAfter > 0 && ahead > 0 && ahead < int64(limit) {
+	if ahead := int64(f.blasts.First().After) - b.Fed; ahead > 0 && ahead < int64(limit) {
 		limit = int(ahead)
 	}
 	const sql = `SELECT position, contact_id, address, variables FROM messaging.blast_recipients

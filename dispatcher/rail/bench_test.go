@@ -259,7 +259,14 @@ func (b *bench) start(s setup) (w *rail.Worker, stop func()) {
 	wg.Go(func() { _ = w.Run(ctx) })
 	wg.Go(func() { _ = limiter.Run(ctx) })
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); wg.Wait(); closeAll() }) }
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			if testkit.Ends(b.t, "the rail's worker", wg.Wait) {
+				closeAll()
+			}
+		})
+	}
 	b.t.Cleanup(stop)
 	return w, stop
 }
@@ -380,7 +387,7 @@ func (b *bench) statuses() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = l.Run(ctx) }()
-	b.t.Cleanup(func() { cancel(); <-done })
+	b.t.Cleanup(func() { cancel(); testkit.Ends(b.t, "what runs beside the rail", func() { <-done }) })
 }
 
 func parseEvent(body []byte) (provider.Event, error) {
@@ -427,7 +434,9 @@ func (b *bench) sweepWith(edit func(*sends.Config)) (stop func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = sw.Run(ctx) }()
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done; pool.Close() }) }
+	stop = func() {
+		once.Do(func() { cancel(); testkit.Ends(b.t, "what runs beside the rail", func() { <-done; pool.Close() }) })
+	}
 	b.t.Cleanup(stop)
 	return stop
 }

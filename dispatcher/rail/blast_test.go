@@ -118,7 +118,7 @@ func TestBlastAccounting(t *testing.T) {
 		})
 		b.fake.set(func(_ int, r provider.Request) (provider.Result, error) { return b.fake.takeBut(r, "never") })
 		looks := c.sampled()
-		b.feed(func(f *feeder.Config) { f.SettleAfter, f.Watch = -1, 50*time.Millisecond })
+		b.feed(func(f *feeder.Config) { f.First.After, f.Watch = -1, 50*time.Millisecond })
 		b.start(setup{rail: schemas.RailMarketing, cfg: func(c *rail.Config) { c.Tries, c.Backoff = 2, time.Millisecond }})
 		b.eventually("the blast is done", c.is(blast.Done))
 		require.Positive(t, looks())
@@ -152,7 +152,7 @@ func TestBlastAccounting(t *testing.T) {
 		b.sweep()
 		addr := b.serveFake()
 		c := b.campaign(200, nil)
-		b.feed(func(f *feeder.Config) { f.Batch, f.SettleAfter, f.Watch = 10, -1, 50*time.Millisecond })
+		b.feed(func(f *feeder.Config) { f.Batch, f.First.After, f.Watch = 10, -1, 50*time.Millisecond })
 		child := b.child(addr, true)
 		child.Rail, child.Point, child.Nth = schemas.RailMarketing, rail.PointAnswered, 8
 		b.runUntilKilled(child)
@@ -180,7 +180,7 @@ func TestBlastAccounting(t *testing.T) {
 			}
 			return "Spring"
 		})
-		b.feed(func(f *feeder.Config) { f.SettleAfter, f.Watch = -1, 50*time.Millisecond })
+		b.feed(func(f *feeder.Config) { f.First.After, f.Watch = -1, 50*time.Millisecond })
 		b.start(setup{rail: schemas.RailMarketing})
 		b.start(setup{rail: schemas.RailMarketing, asker: "p2"})
 		b.eventually("the blast is done", c.is(blast.Done))
@@ -196,7 +196,7 @@ func TestBlastAccounting(t *testing.T) {
 		b := newBench(t)
 		c := b.campaign(250, nil)
 		b.exec(`INSERT INTO messaging.suppressions (tenant_id, channel, address, reason) SELECT $1, 'email', 'r' || i || '@example.com', 'hard_bounce' FROM generate_series(0, 99) i`, b.tenant)
-		b.feed(func(f *feeder.Config) { f.SettleAfter, f.Watch = -1, 50*time.Millisecond })
+		b.feed(func(f *feeder.Config) { f.First.After, f.Watch = -1, 50*time.Millisecond })
 		b.start(setup{rail: schemas.RailMarketing})
 		b.eventually("the blast is done", c.is(blast.Done))
 		p := c.get().Progress
@@ -212,7 +212,7 @@ func TestBlastAccounting(t *testing.T) {
 		b := newBench(t)
 		b.sweep()
 		c := b.campaign(400, nil)
-		b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.SettleAfter, f.Watch = 2, 50, -1, 50*time.Millisecond })
+		b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.First.After, f.Watch = 2, 50, -1, 50*time.Millisecond })
 		looks := c.sampled()
 		b.eventually("the topic has its share", func() bool { return b.batches("in_topic") == 50 })
 		for range 3 {
@@ -239,7 +239,7 @@ func TestBlastAccounting(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		c := b.campaign(40, nil)
-		b.feed(func(f *feeder.Config) { f.Batch, f.SettleAfter = 20, -1 })
+		b.feed(func(f *feeder.Config) { f.Batch, f.First.After = 20, -1 })
 		b.eventually("all is in the topic", func() bool { return b.batches("in_topic") == 2 })
 		var job uuid.UUID
 		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT job_id FROM core.processed_jobs WHERE id_time > now() - interval '1 day' AND worker = 'rail:email.marketing' LIMIT 1`).Scan(&job))
@@ -255,7 +255,7 @@ func TestBlastAccounting(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		c := b.campaign(1_000, nil)
-		b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.SettleAfter = 10, 3, -1 })
+		b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.First.After = 10, 3, -1 })
 		b.eventually("some is in the topic", func() bool { return b.batches("in_topic") == 3 })
 		_, err := c.store.Cancel(t.Context(), b.tenant, c.id)
 		require.NoError(t, err)
@@ -347,7 +347,7 @@ func TestASmallBlastGoesOutBesideALargeOne(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	large := b.campaign(2_000, func(int) string { return "large" })
-	b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.SettleAfter, f.Watch = 2, 6, -1, 50*time.Millisecond })
+	b.feed(func(f *feeder.Config) { f.Batch, f.InTopic, f.First.After, f.Watch = 2, 6, -1, 50*time.Millisecond })
 	b.eventually("the large one is under way", func() bool { return b.batches("in_topic") == 6 })
 	small := b.campaign(120, func(int) string { return "small" })
 	b.start(setup{rail: schemas.RailMarketing, cfg: func(c *rail.Config) { c.Concurrency = 1 }})

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 func (w *Worker) connect() error {
@@ -220,7 +221,7 @@ func (w *Worker) adjust(ctx context.Context, offsets map[string]map[int32]kgo.Of
 			return nil, ctx.Err()
 		}
 		w.log.Warn("take-over waits", "partitions", len(mine), "error", err, "backoff", backoff)
-		if !sleep(ctx, jitter(backoff)) {
+		if !pause.For(ctx, jitter(backoff)) {
 			return nil, ctx.Err()
 		}
 		backoff = min(2*backoff, 2*time.Second)

@@ -38,7 +38,7 @@ func (b *bench) feed(edit func(*feeder.Config)) (stop func()) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = f.Run(ctx) }()
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); <-done; pool.Close() }) }
+	stop = func() { once.Do(func() { cancel(); testkit.Ends(b.t, "the feeder", func() { <-done; pool.Close() }) }) }
 	b.t.Cleanup(stop)
 	return stop
 }
@@ -157,7 +157,7 @@ func TestBlast(t *testing.T) {
 		b.sweep()
 		b.exec(`INSERT INTO messaging.suppressions (tenant_id, channel, address, reason) VALUES ($1, 'email', 'r7@example.com', 'manual')`, b.tenant)
 		id := b.blast(b.tenant, 100, "running")
-		b.feed(func(c *feeder.Config) { c.Batch, c.InTopic, c.SettleAfter = 2, 50, -1 })
+		b.feed(func(c *feeder.Config) { c.Batch, c.InTopic, c.First.After = 2, 50, -1 })
 		b.eventually("all batches are in the topic", func() bool { return b.batches("in_topic") == 50 })
 		paused := make(chan struct{})
 		var sentBefore int
@@ -182,7 +182,7 @@ func TestBlast(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		id := b.blast(b.tenant, 30, "running")
-		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter = 10, -1 })
+		b.feed(func(c *feeder.Config) { c.Batch, c.First.After = 10, -1 })
 		b.eventually("all batches are in the topic", func() bool { return b.batches("in_topic") == 3 })
 		b.exec(`UPDATE messaging.blasts SET state = 'cancelled' WHERE blast_id = $1`, id)
 		b.start(setup{rail: schemas.RailMarketing})
@@ -196,7 +196,7 @@ func TestBlast(t *testing.T) {
 		b := newBench(t)
 		b.statuses()
 		id := b.blast(b.tenant, 60, "running")
-		b.feed(func(c *feeder.Config) { c.Batch, c.SettleAfter, c.SettleLeast = 10, 20, time.Millisecond })
+		b.feed(func(c *feeder.Config) { c.Batch, c.First.After, c.First.Least = 10, 20, time.Millisecond })
 		b.start(setup{rail: schemas.RailMarketing})
 		b.await(2, "sent")
 		time.Sleep(300 * time.Millisecond) // it must not go on: nothing to wait for but time
@@ -214,8 +214,8 @@ func TestBlast(t *testing.T) {
 		b.statuses()
 		id := b.blast(b.tenant, 300, "running")
 		b.feed(func(c *feeder.Config) {
-			c.Batch, c.SettleAfter, c.Watch = 20, 100, 20*time.Millisecond
-			c.SettleLeast = time.Millisecond
+			c.Batch, c.First.After, c.Watch = 20, 100, 20*time.Millisecond
+			c.First.Least = time.Millisecond
 		})
 		b.start(setup{rail: schemas.RailMarketing})
 		b.await(5, "sent")

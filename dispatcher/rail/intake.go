@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/pause"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -43,7 +44,7 @@ func (w *Worker) takeIn(ctx context.Context) {
 				return
 			}
 			w.log.Warn("records wait to be looked up", "records", len(batch), "error", err, "backoff", backoff)
-			if !sleep(ctx, jitter(backoff)) {
+			if !pause.For(ctx, jitter(backoff)) {
 				return
 			}
 			backoff = min(2*backoff, 2*time.Second)

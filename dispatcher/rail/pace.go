@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // PaceConfig of a process's marketing; zero values take the defaults.
@@ -178,7 +180,7 @@ func (p *Pace) Run(ctx context.Context) error {
 			return nil
 		}
 		due := time.Now().Add(p.cfg.Beat)
-		if !sleep(ctx, p.cfg.Beat) {
+		if !pause.For(ctx, p.cfg.Beat) {
 			return nil
 		}
 		p.beat(ctx, due)

@@ -130,17 +130,6 @@ WHERE p.stage = $1 AND p.topic = $2 AND p.partition = u.p AND p.epoch = u.e AND 
 	return nil
 }
 
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
 // jitter spreads a wait over [d/2, d].
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 

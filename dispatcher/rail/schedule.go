@@ -6,6 +6,7 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/sends"
+	"github.com/softcrum/carril/internal/pause"
 	"github.com/softcrum/carril/internal/ratelimit"
 	"github.com/softcrum/carril/schemas"
 )
@@ -220,7 +221,7 @@ func (w *Worker) persist(f func(ctx context.Context) error) error {
 			return err
 		}
 		w.log.Warn("a write waits", "error", err, "backoff", backoff)
-		if !sleep(w.work, jitter(backoff)) {
+		if !pause.For(w.work, jitter(backoff)) {
 			return w.work.Err()
 		}
 		backoff = min(2*backoff, 2*time.Second)

@@ -11,6 +11,7 @@ import (
 	"github.com/softcrum/carril/dispatcher/sends"
 	"github.com/softcrum/carril/internal/lease"
 	"github.com/softcrum/carril/internal/outbox"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // slotKeeper holds the process's place among the rail workers: a lease that is
@@ -73,7 +74,7 @@ func (k *slotKeeper) run(ctx context.Context) {
 			return
 		}
 		k.w.log.Warn("rail worker looks for a slot again", "error", err, "backoff", backoff)
-		sleep(ctx, jitter(backoff))
+		pause.For(ctx, jitter(backoff))
 		backoff = min(2*backoff, 2*time.Second)
 	}
 }

@@ -34,7 +34,7 @@ func (b *bench) matcher(keep time.Duration) {
 		defer close(done)
 		_ = lane.Run(ctx, lane.Config{Name: "matcher", Life: time.Second}, lane.Deps{Pool: pool, Sink: outbox.ClientSink{Client: b.producer}, Topic: b.kafka.Topic, Log: testkit.Logger(b.t)}, m.Run)
 	}()
-	b.t.Cleanup(func() { cancel(); <-done; pool.Close() })
+	b.t.Cleanup(func() { cancel(); testkit.Ends(b.t, "the status stage", func() { <-done; pool.Close() }) })
 }
 
 func (b *bench) status(id uuid.UUID) string {

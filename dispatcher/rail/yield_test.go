@@ -144,7 +144,7 @@ func TestYield(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = reader.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-done })
+		t.Cleanup(func() { cancel(); testkit.Ends(t, "the reader of the yield", func() { <-done }) })
 		yield, _ := reader.Yielding()
 		require.True(t, yield, "before anything was read")
 		b.eventually("no word is a yield", func() bool { yield, why := reader.Yielding(); return yield && why == "no_word" })

@@ -4,12 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 
+	"github.com/softcrum/carril/internal/oneline"
 	"github.com/softcrum/carril/internal/signature"
 )
 
@@ -82,8 +81,8 @@ type Change struct {
 const maxDescription = 500
 
 func checkDescription(s string) error {
-	if len(s) > maxDescription || !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-		return refuse("invalid_description", "/description", fmt.Sprintf("at most %d bytes of text", maxDescription))
+	if !oneline.Fits(s, maxDescription) {
+		return refuse("invalid_description", "/description", fmt.Sprintf("one line of at most %d bytes", maxDescription))
 	}
 	return nil
 }

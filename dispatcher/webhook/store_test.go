@@ -74,7 +74,7 @@ func TestStore(t *testing.T) {
 			"unknown_event_type /event_types":        func(d *webhook.Draft) { d.EventTypes = []string{"core.event.trackd"} },
 			"delivery_not_supported /delivery":       func(d *webhook.Draft) { d.Delivery = "batch" },
 			"invalid_delivery /delivery":             func(d *webhook.Draft) { d.Delivery = "carrier pigeon" },
-			"invalid_description /description":       func(d *webhook.Draft) { d.Description = "a\x00b" },
+			"invalid_description /description":       func(d *webhook.Draft) { d.Description = "two\nlines" },
 			"too_many_headers /headers":              func(d *webhook.Draft) { d.Headers = manyHeaders() },
 		} {
 			d := draft("https://example.com/")

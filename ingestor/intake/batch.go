@@ -3,6 +3,7 @@ package intake
 import (
 	"strings"
 
+	"github.com/softcrum/carril/internal/jsonscan"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -12,24 +13,24 @@ func (p *Parser) batchField(i, at int, name string, c *Caller, events *field, un
 		if *unknown < 0 {
 			*unknown = at
 		}
-		return p.value(i, 1)
+		return p.scan.Value(i, 1)
 	}
 	if name != "events" && *unknown < 0 {
 		*unknown = at
 	}
 	if events.first != 0 {
-		p.note(DuplicateKey, at)
-		return p.value(i, 1)
+		p.scan.Note(jsonscan.DuplicateKey, at)
+		return p.scan.Value(i, 1)
 	}
-	*events = field{first: p.at(i), at: at, start: i}
+	*events = field{first: p.scan.At(i), at: at, start: i}
 	if events.first != '[' {
-		return p.value(i, 1)
+		return p.scan.Value(i, 1)
 	}
 	return p.batchEvents(i, c)
 }
 
 func (p *Parser) batchEvents(i int, c *Caller) int {
-	if i = p.ws(i + 1); p.at(i) == ']' {
+	if i = p.scan.Space(i + 1); p.scan.At(i) == ']' {
 		return i + 1
 	}
 	for {
@@ -40,35 +41,35 @@ func (p *Parser) batchEvents(i int, c *Caller) int {
 		if i = p.item(i, c); i < 0 {
 			return -1
 		}
-		i = p.ws(i)
-		switch p.at(i) {
+		i = p.scan.Space(i)
+		switch p.scan.At(i) {
 		case ',':
-			i = p.ws(i + 1)
+			i = p.scan.Space(i + 1)
 		case ']':
 			return i + 1
 		default:
-			return p.broken(i)
+			return p.scan.Broken(i)
 		}
 	}
 }
 
 // item walks one event of the batch. Its soft faults are its own.
 func (p *Parser) item(i int, c *Caller) int {
-	outer := p.soft
-	p.soft = fault{}
+	outer := p.scan.Soft
+	p.scan.Soft = jsonscan.Fault{}
 	n := len(p.items)
 	p.items = append(p.items, Item{})
 	var end int
-	if p.at(i) != '{' {
-		p.members, p.grown = 0, 0
-		end = p.value(i, 1)
-		if p.items[n].Err = (&Error{Code: NotAnObject, Pointer: place(n).pointer("")}); p.soft.code != "" {
+	if p.scan.At(i) != '{' {
+		p.scan.Begin()
+		end = p.scan.Value(i, 1)
+		if p.items[n].Err = (&Error{Code: NotAnObject, Pointer: place(n).pointer("")}); p.scan.Soft.Code != "" {
 			p.items[n].Err = p.softError()
 		}
 	} else if end = p.event(i, &p.env); end >= 0 {
 		p.items[n] = p.take(n, c)
 	}
-	p.soft = outer
+	p.scan.Soft = outer
 	return end
 }
 
@@ -99,7 +100,7 @@ func (p *Parser) room(n int) (*schemas.Event, *[32]byte) {
 func (p *Parser) kindOf(n int) (string, *Error) {
 	f := &p.env.fields[slotType]
 	switch {
-	case p.soft.code != "":
+	case p.scan.Soft.Code != "":
 		return "", p.softError()
 	case !f.present():
 		return "", &Error{Code: MissingField, Pointer: place(n).pointer("/type"), Detail: "type is track or identify."}

@@ -1,9 +1,7 @@
 package intake
 
 import (
-	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -27,48 +25,6 @@ func BenchmarkOne(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-// BenchmarkScan is the scanner alone, beside the library's validity check,
-// which looks for less.
-func BenchmarkScan(b *testing.B) {
-	body := []byte(event400)
-	b.Run("Intake", func(b *testing.B) {
-		var s scanner
-		b.SetBytes(int64(len(body)))
-		b.ReportAllocs()
-		for b.Loop() {
-			s.reset(body)
-			if s.value(0, 1) < 0 || s.soft.code != "" {
-				b.Fatal(s.soft)
-			}
-		}
-	})
-	b.Run("JSONValid", func(b *testing.B) {
-		b.SetBytes(int64(len(body)))
-		for b.Loop() {
-			if !json.Valid(body) {
-				b.Fatal()
-			}
-		}
-	})
-	b.Run("JSONUnmarshal", func(b *testing.B) {
-		var ev struct {
-			EventName      string            `json:"event_name"`
-			IdempotencyKey string            `json:"idempotency_key"`
-			OccurredAt     time.Time         `json:"occurred_at"`
-			Identifiers    map[string]string `json:"identifiers"`
-			Properties     json.RawMessage   `json:"properties"`
-			CorrelationID  string            `json:"correlation_id"`
-		}
-		b.SetBytes(int64(len(body)))
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := json.Unmarshal(body, &ev); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }
 
 func BenchmarkBatch500(b *testing.B) {

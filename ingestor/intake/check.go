@@ -5,14 +5,22 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 	"unsafe"
 
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/jsonscan"
+	"github.com/softcrum/carril/internal/oneline"
 	"github.com/softcrum/carril/schemas"
+)
+
+// Limits of one event. Sizes are bytes, not characters (field report 12).
+const (
+	MaxEventBytes = 32 << 10            // of the event's JSON text, as sent
+	MaxDepth      = jsonscan.MaxDepth   // levels of properties or traits, which are the first
+	MaxMembers    = jsonscan.MaxMembers // object members and array elements of an event
+	MaxKeyBytes   = jsonscan.MaxKeyBytes
 )
 
 // Limits of the envelope's texts, in bytes.
@@ -81,7 +89,7 @@ func (p *Parser) check(kind string, e *envelope, c *Caller, ev *schemas.Event, h
 // checkShape refuses what the scan noted, an event that is too large, and
 // fields that are unknown or missing.
 func (p *Parser) checkShape(kind string, e *envelope, at place) *Error {
-	if p.soft.code != "" {
+	if p.scan.Soft.Code != "" {
 		return p.softError()
 	}
 	if size := e.end - e.start; size > MaxEventBytes {
@@ -97,7 +105,7 @@ func (p *Parser) checkShape(kind string, e *envelope, at place) *Error {
 		}
 	}
 	if e.unknown >= 0 {
-		return &Error{Code: UnknownField, Pointer: pointerAt(p.b, e.unknown)}
+		return &Error{Code: UnknownField, Pointer: jsonscan.Pointer(p.b, e.unknown)}
 	}
 	required := [...]slot{slotName, slotOccurred, slotIdentifiers, slotProperties}
 	if kind == Identify {
@@ -206,19 +214,7 @@ func keyError(pointer string) *Error {
 // or line separators, and without white space at either end, which a header
 // could not carry.
 func Visible(s string, most int) bool {
-	if s == "" || len(s) > most {
-		return false
-	}
-	for _, r := range s {
-		if r < utf8.RuneSelf {
-			if r < ' ' || r == 0x7f {
-				return false
-			}
-		} else if r == utf8.RuneError && !utf8.ValidString(s) || unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return false
-		}
-	}
-	return strings.TrimSpace(s) == s
+	return s != "" && oneline.Fits(s, most) && strings.TrimSpace(s) == s
 }
 
 func (p *Parser) checkTime(e *envelope, _ *Caller, ev *schemas.Event) *Error {
@@ -298,18 +294,18 @@ func (p *Parser) fieldText(f *field) []byte {
 	if f.first != '"' {
 		return nil
 	}
-	return p.text(f.text)
+	return p.scan.Text(f.text)
 }
 
-// idText writes an id into the arena. What the arena holds stays where it is
-// when it grows.
+// idText writes an id as text. What was handed out before stays where it is when
+// there is more to write.
 func (p *Parser) idText(id uuid.UUID) string {
-	from := len(p.arena)
-	p.arena = ids.AppendText(p.arena, id)
-	return unsafeString(p.arena[from:])
+	from := len(p.texts)
+	p.texts = ids.AppendText(p.texts, id)
+	return unsafeString(p.texts[from:])
 }
 
-// unsafeString lends bytes of the body or the arena as text; the Parser's
+// unsafeString lends bytes of the body or the parser as text; the Parser's
 // comment says for how long.
 func unsafeString(b []byte) string {
 	return unsafe.String(unsafe.SliceData(b), len(b))
@@ -317,8 +313,8 @@ func unsafeString(b []byte) string {
 
 // softError makes the scan's first soft fault an error.
 func (p *Parser) softError() *Error {
-	e := &Error{Code: p.soft.code, Pointer: pointerAt(p.b, p.soft.at)}
-	switch p.soft.code {
+	e := &Error{Code: Code(p.scan.Soft.Code), Pointer: jsonscan.Pointer(p.b, p.scan.Soft.At)}
+	switch e.Code {
 	case TooDeep:
 		e.Detail = fmt.Sprintf("At most %d levels.", MaxDepth)
 	case TooManyKeys:
@@ -327,7 +323,7 @@ func (p *Parser) softError() *Error {
 		e.Detail = fmt.Sprintf("At most %d bytes.", MaxKeyBytes)
 	case NumberOutOfRange:
 		e.Detail = fmt.Sprintf("At most %d significant digits, finite as a 64-bit float, no more than %d decimal places; all numbers of an event at most %d bytes without exponents.",
-			maxDigits, maxPlaces, maxGrown)
+			jsonscan.MaxDigits, jsonscan.MaxPlaces, jsonscan.MaxGrown)
 	}
 	return e
 }

@@ -3,6 +3,8 @@ package intake
 import (
 	"net/http"
 	"time"
+
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 // Code is the stable name of a refusal.
@@ -15,15 +17,15 @@ const (
 	NotAnObject      Code = "not_an_object"
 	TrailingData     Code = "trailing_data"
 	InvalidJSON      Code = "invalid_json"
-	DuplicateKey     Code = "duplicate_key"
+	DuplicateKey          = Code(jsonscan.DuplicateKey)
 	UnknownField     Code = "unknown_field"
-	InvalidUTF8      Code = "invalid_utf8"
-	NulCharacter     Code = "nul_character"
-	LoneSurrogate    Code = "lone_surrogate"
-	TooDeep          Code = "too_deep"
-	NumberOutOfRange Code = "number_out_of_range"
-	TooManyKeys      Code = "too_many_keys"
-	KeyTooLong       Code = "key_too_long"
+	InvalidUTF8           = Code(jsonscan.InvalidUTF8)
+	NulCharacter          = Code(jsonscan.NulCharacter)
+	LoneSurrogate         = Code(jsonscan.LoneSurrogate)
+	TooDeep               = Code(jsonscan.TooDeep)
+	NumberOutOfRange      = Code(jsonscan.NumberOutOfRange)
+	TooManyKeys           = Code(jsonscan.TooManyKeys)
+	KeyTooLong            = Code(jsonscan.KeyTooLong)
 	InvalidTime      Code = "invalid_time"
 	InvalidEventName Code = "invalid_event_name"
 

@@ -1,6 +1,10 @@
 package intake
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/softcrum/carril/internal/jsonscan"
+)
 
 // Kinds of events, as the path or a batch item's type names them.
 const (
@@ -68,7 +72,7 @@ type field struct {
 	spaced     bool // white space between its tokens
 	at         int  // offset of the key
 	start, end int  // of the value's text
-	text       keyRef
+	text       jsonscan.Ref
 }
 
 // present says that the field stands there with a value; null is absent.
@@ -82,53 +86,49 @@ type envelope struct {
 }
 
 // event walks the event at i, an object, into e.
-func (s *scanner) event(i int, e *envelope) int {
+func (p *Parser) event(i int, e *envelope) int {
 	*e = envelope{start: i, unknown: -1}
-	s.members, s.grown = 0, 0
-	base := len(s.keys)
-	if i = s.ws(i + 1); s.at(i) != '}' {
+	p.scan.Begin()
+	if i = p.scan.Space(i + 1); p.scan.At(i) != '}' {
 		for {
-			if i = s.member(i, e); i < 0 {
+			if i = p.member(i, e); i < 0 {
 				return -1
 			}
-			i = s.ws(i)
-			if s.at(i) != ',' {
+			i = p.scan.Space(i)
+			if p.scan.At(i) != ',' {
 				break
 			}
-			i = s.ws(i + 1)
+			i = p.scan.Space(i + 1)
 		}
 	}
-	if s.at(i) != '}' {
-		return s.broken(i)
+	if p.scan.At(i) != '}' {
+		return p.scan.Broken(i)
 	}
-	s.keys = s.keys[:base]
 	e.end = i + 1
 	return e.end
 }
 
-func (s *scanner) member(i int, e *envelope) int {
+func (p *Parser) member(i int, e *envelope) int {
 	at := i
-	depth := len(s.keys)
-	if i = s.key(i); i < 0 {
+	name, kept, next := p.scan.Key(i)
+	if i = next; i < 0 {
 		return -1
 	}
-	if len(s.keys) == depth { // beyond MaxMembers: refused already, and its key was not kept
-		return s.value(i, 1)
+	if !kept { // beyond MaxMembers: refused already
+		return p.scan.Value(i, 1)
 	}
-	name := s.text(s.keys[depth])
-	s.keys = s.keys[:depth]
 	f, exact := slotOf(name)
 	if f == unknownSlot {
 		e.noteUnknown(at)
-		return s.value(i, 1)
+		return p.scan.Value(i, 1)
 	}
 	if e.fields[f].first != 0 {
-		s.note(DuplicateKey, at)
+		p.scan.Note(jsonscan.DuplicateKey, at)
 	}
 	if !exact {
 		e.noteUnknown(at)
 	}
-	return s.field(i, at, &e.fields[f])
+	return p.field(i, at, &e.fields[f])
 }
 
 func (e *envelope) noteUnknown(at int) {
@@ -137,18 +137,14 @@ func (e *envelope) noteUnknown(at int) {
 	}
 }
 
-func (s *scanner) field(i, at int, f *field) int {
-	*f = field{first: s.at(i), at: at, start: i}
+func (p *Parser) field(i, at int, f *field) int {
+	*f = field{first: p.scan.At(i), at: at, start: i}
 	if f.first == '"' {
-		end, escaped := s.str(i)
-		if end < 0 {
-			return -1
-		}
-		f.end, f.text = end, s.ref(i, end, escaped)
-		return end
+		f.text, f.end = p.scan.String(i)
+		return f.end
 	}
-	s.space = false
-	f.end = s.value(i, 1)
-	f.spaced = s.space
+	p.scan.Spaced = false
+	f.end = p.scan.Value(i, 1)
+	f.spaced = p.scan.Spaced
 	return f.end
 }

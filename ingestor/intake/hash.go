@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 
+	"github.com/softcrum/carril/internal/jsonscan"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -46,7 +47,7 @@ func (p *Parser) appendTokens(b []byte, f *field) []byte {
 		switch c := raw[i]; c {
 		case ' ', '\n', '\t', '\r':
 		case '"':
-			end := closingQuote(raw, i)
+			end := jsonscan.ClosingQuote(raw, i)
 			b = append(b, raw[i:end+1]...)
 			i = end
 		default:

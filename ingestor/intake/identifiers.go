@@ -1,9 +1,9 @@
 package intake
 
 import (
-	"bytes"
 	"fmt"
 
+	"github.com/softcrum/carril/internal/jsonscan"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -17,14 +17,14 @@ func (p *Parser) checkIdentifiers(e *envelope, _ *Caller, ev *schemas.Event) *Er
 	}
 	ev.Identifiers = unsafeString(p.b[f.start:f.end])
 	said, n := 0, 0
-	for i := p.ws(f.start + 1); p.at(i) != '}'; n++ {
+	for i := p.scan.Space(f.start + 1); p.scan.At(i) != '}'; n++ {
 		kind, next := p.plain(i)
-		i = p.ws(p.ws(next) + 1)
+		i = p.scan.Space(p.scan.Space(next) + 1)
 		if !validKind(kind) || n == MaxIdentifiers {
 			return &Error{Code: InvalidIdentifier, Pointer: "/identifiers", Detail: fmt.Sprintf(
 				"At most %d identifiers; a kind is 1 to %d lower-case ASCII letters, digits and underscores, beginning with a letter.", MaxIdentifiers, MaxIdentifierKind)}
 		}
-		switch p.at(i) {
+		switch p.scan.At(i) {
 		case 'n':
 			next = i + len("null")
 		case '"':
@@ -37,8 +37,8 @@ func (p *Parser) checkIdentifiers(e *envelope, _ *Caller, ev *schemas.Event) *Er
 		default:
 			return identifierError(kind, "An identifier is a string; send a number as its digits in quotes.")
 		}
-		if i = p.ws(next); p.at(i) == ',' {
-			i = p.ws(i + 1)
+		if i = p.scan.Space(next); p.scan.At(i) == ',' {
+			i = p.scan.Space(i + 1)
 		}
 	}
 	if said == 0 {
@@ -49,14 +49,8 @@ func (p *Parser) checkIdentifiers(e *envelope, _ *Caller, ev *schemas.Event) *Er
 
 // plain reads the string at i, which the scan has walked already.
 func (p *Parser) plain(i int) (text []byte, next int) {
-	next = closingQuote(p.b, i) + 1
-	raw := p.b[i+1 : next-1]
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return raw, next
-	}
-	from := len(p.arena)
-	p.arena = unescape(p.arena, raw)
-	return p.arena[from:], next
+	next = jsonscan.ClosingQuote(p.b, i) + 1
+	return p.scan.Decode(p.b[i+1 : next-1]), next
 }
 
 func identifierError(kind []byte, detail string) *Error {

@@ -3,6 +3,7 @@ package intake
 import (
 	"fmt"
 
+	"github.com/softcrum/carril/internal/jsonscan"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -14,8 +15,10 @@ const MaxBatch = 500
 // are parts of the body and of the parser: they hold until the body changes or
 // the parser is used again.
 type Parser struct {
-	scanner
+	scan    jsonscan.Scanner
+	b       []byte // the body
 	scratch []byte
+	texts   []byte // ids as text
 	env     envelope
 	tooMany bool
 	items   []Item
@@ -68,10 +71,10 @@ func (p *Parser) Batch(body []byte, c *Caller) ([]Item, *Error) {
 		return nil, err
 	}
 	switch {
-	case p.soft.code != "":
+	case p.scan.Soft.Code != "":
 		return nil, p.softError()
 	case unknown >= 0:
-		return nil, &Error{Code: UnknownField, Pointer: pointerAt(p.b, unknown)}
+		return nil, &Error{Code: UnknownField, Pointer: jsonscan.Pointer(p.b, unknown)}
 	case !events.present():
 		return nil, &Error{Code: MissingField, Pointer: "/events", Detail: "events is required."}
 	case events.first != '[':
@@ -91,10 +94,10 @@ func (p *Parser) Object(body []byte) *Error {
 	if err != nil {
 		return err
 	}
-	if err := p.closing(p.value(start, 1)); err != nil {
+	if err := p.closing(p.scan.Value(start, 1)); err != nil {
 		return err
 	}
-	if p.soft.code != "" {
+	if p.scan.Soft.Code != "" {
 		return p.softError()
 	}
 	return nil
@@ -102,7 +105,8 @@ func (p *Parser) Object(body []byte) *Error {
 
 // begin makes room for n events.
 func (p *Parser) begin(body []byte, n int) {
-	p.reset(body)
+	p.scan.Reset(body)
+	p.b, p.texts = body, p.texts[:0]
 	p.tooMany = false
 	clear(p.items)
 	p.items = p.items[:0]
@@ -113,13 +117,13 @@ func (p *Parser) begin(body []byte, n int) {
 
 // open finds the object that a body must be.
 func (p *Parser) open() (start int, err *Error) {
-	start = p.ws(0)
+	start = p.scan.Space(0)
 	switch {
 	case start == len(p.b):
 		return 0, &Error{Code: EmptyBody}
 	case p.b[start] == '{':
 		return start, nil
-	case p.value(start, 1) < 0:
+	case p.scan.Value(start, 1) < 0:
 		return 0, p.invalid()
 	}
 	return 0, &Error{Code: NotAnObject}
@@ -130,43 +134,42 @@ func (p *Parser) closing(end int) *Error {
 	if end < 0 {
 		return p.invalid()
 	}
-	if end = p.ws(end); end != len(p.b) {
+	if end = p.scan.Space(end); end != len(p.b) {
 		return &Error{Code: TrailingData, Detail: fmt.Sprintf("The object ends before byte %d.", end)}
 	}
 	return nil
 }
 
 func (p *Parser) invalid() *Error {
-	if p.hard >= len(p.b) {
+	if p.scan.Hard >= len(p.b) {
 		return &Error{Code: InvalidJSON, Detail: "The body ends in the middle of a value."}
 	}
-	return &Error{Code: InvalidJSON, Detail: fmt.Sprintf("At byte %d.", p.hard)}
+	return &Error{Code: InvalidJSON, Detail: fmt.Sprintf("At byte %d.", p.scan.Hard)}
 }
 
 // batch walks the batch's own object.
 func (p *Parser) batch(i int, c *Caller, events *field, unknown *int) int {
-	if i = p.ws(i + 1); p.at(i) == '}' {
+	if i = p.scan.Space(i + 1); p.scan.At(i) == '}' {
 		return i + 1
 	}
 	for {
 		at := i
-		p.members = 0
-		if i = p.key(i); i < 0 {
+		p.scan.Begin()
+		name, _, next := p.scan.Key(i)
+		if i = next; i < 0 {
 			return -1
 		}
-		name := p.text(p.keys[0])
-		p.keys = p.keys[:0]
 		if i = p.batchField(i, at, string(name), c, events, unknown); i < 0 {
 			return -1
 		}
-		i = p.ws(i)
-		switch p.at(i) {
+		i = p.scan.Space(i)
+		switch p.scan.At(i) {
 		case ',':
-			i = p.ws(i + 1)
+			i = p.scan.Space(i + 1)
 		case '}':
 			return i + 1
 		default:
-			return p.broken(i)
+			return p.scan.Broken(i)
 		}
 	}
 }

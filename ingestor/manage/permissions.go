@@ -18,6 +18,7 @@ import (
 	"github.com/softcrum/carril/internal/gates"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/identifier"
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // Scopes of what the gates go by.
@@ -124,8 +125,8 @@ func (m *Routes) readConsent(object []byte, at string) (s gates.Said, problem *h
 		return wrong("/granted", "granted says true or false.")
 	case s.Purpose != "marketing":
 		return wrong("/purpose", "The one purpose that needs a consent is marketing.")
-	case s.Source == "" || len(s.Source) > 200:
-		return wrong("/source", "source says in at most 200 bytes where the consent was given.")
+	case s.Source == "" || !oneline.Fits(s.Source, 200):
+		return wrong("/source", "source says in one line of at most 200 bytes where the consent was given.")
 	}
 	s.Granted = *granted
 	switch {

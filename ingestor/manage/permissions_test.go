@@ -104,7 +104,7 @@ func TestSenderRoutes(t *testing.T) {
 	status, _ = d.call("other", http.MethodPost, route+"/resume", all+"/email/resume", "")
 	require.Equal(t, http.StatusNotFound, status)
 	for _, body := range []string{`{"sender":"nobody"}`, `{"sender":"a@localhost"}`, `{"sender":"Shop <a@example.com>\r\nBcc: x@example.com"}`,
-		`{"sender":"a@example.com, b@example.com"}`, `{"sender":"a@example.com","reply_to":"x"}`, `{}`} {
+		`{"sender":"\"Shop\u2028x\" <a@example.com>"}`, `{"sender":"a@example.com, b@example.com"}`, `{"sender":"a@example.com","reply_to":"x"}`, `{}`} {
 		code, _ := d.refused(http.MethodPut, route, all+"/email", body)
 		require.Equal(t, "invalid_sender", code, body)
 	}
@@ -162,6 +162,7 @@ func TestConsentRoutes(t *testing.T) {
 		`{"consents":[{"granted":true,"address":"x"}]}`:                                                                       "/consents/0/address",
 		`{"consents":[{"granted":true,"external_id":"x","channel":"fax"}]}`:                                                   "/consents/0/channel",
 		`{"consents":[{"granted":true,"external_id":"x","purpose":"profiling"}]}`:                                             "/consents/0/purpose",
+		`{"consents":[{"granted":true,"external_id":"x","source":"two\nlines"}]}`:                                             "/consents/0/source",
 		`{"consents":[{"granted":"yes","external_id":"x"}]}`:                                                                  "/consents/0/granted",
 		`{"consents":[` + strings.Repeat(`{"granted":true,"external_id":"x"},`, 500) + `{"granted":true,"external_id":"x"}]}`: "/consents",
 	} {

@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"unicode"
 
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/ingestor/intake"
 	"github.com/softcrum/carril/internal/httpserver"
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // recipients takes 1 to MaxRecipients of them, each named in one way.
@@ -96,10 +96,8 @@ func wrongName(e envelope, name string) string {
 		}
 	case s == "" || len(s) > MaxRecipient:
 		return fmt.Sprintf("%s has 1 to %d bytes.", name, MaxRecipient)
-	case strings.ContainsFunc(s, breaksLine):
+	case strings.ContainsFunc(s, oneline.Breaks):
 		return name + " has a control character."
 	}
 	return ""
 }
-
-func breaksLine(r rune) bool { return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' }

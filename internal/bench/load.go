@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // Op does one operation and waits for its outcome. Each worker has one of its
@@ -94,7 +96,7 @@ func Closed(ctx context.Context, ops []Op, d time.Duration) *Stats {
 				continue
 			}
 			s.fail(Class(err), 1)
-			pause(ctx, time.Millisecond) // an op that fails at once would only spin
+			pause.For(ctx, time.Millisecond) // an op that fails at once would only spin
 			from = time.Now()
 		}
 	})
@@ -201,13 +203,4 @@ func sum(parts []Stats) *Stats {
 		}
 	}
 	return all
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

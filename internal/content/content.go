@@ -16,6 +16,8 @@ import (
 	"github.com/osteele/liquid"
 	"github.com/osteele/liquid/parser"
 	"github.com/osteele/liquid/render"
+
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // Reasons why a message cannot be rendered; part of the closed set of failures.
@@ -137,7 +139,7 @@ func Inline(raw json.RawMessage) (Parts, error) {
 // oneLine keeps a subject from becoming a second header (bad input 49).
 func oneLine(s string) string {
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+		if oneline.Breaks(r) {
 			return ' '
 		}
 		return r

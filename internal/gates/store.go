@@ -12,6 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/softcrum/carril/internal/oneline"
 )
 
 // ErrNone says that there is no such row of the tenant's.
@@ -169,11 +171,13 @@ type Sender struct {
 	ChangedAt   time.Time  `json:"changed_at"`
 }
 
+const maxSender = 320 // bytes of a sender, its name included
+
 // CheckSender reads an email sender's address and its reply-to; the domain is
 // what must be verified.
 func CheckSender(sender string, replyTo *string) (domain string, err error) {
 	a, err := mail.ParseAddress(sender)
-	if err != nil || len(sender) > 320 || strings.ContainsAny(sender, "\r\n\x00") {
+	if err != nil || !oneline.Fits(sender, maxSender) {
 		return "", errors.New("a sender is an address, with a name before it or not: Shop <shop@example.com>")
 	}
 	normal, ok := Normalize("email", a.Address)

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/softcrum/carril/internal/db/streamdb"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // Sink publishes records and gives an error for each that was not acknowledged.
@@ -197,7 +198,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			return err
 		}
 		p.deps.Log.Warn("outbox relay will try again", "lane", p.lane.ID, "error", err, "backoff", backoff)
-		if sleep(ctx, backoff) != nil {
+		if !pause.For(ctx, backoff) {
 			return ctx.Err()
 		}
 		backoff = min(2*backoff, 5*time.Second)
@@ -344,7 +345,7 @@ func (p *Publisher) record(ctx context.Context) error {
 		} else if err != nil {
 			p.deps.Log.Warn("outbox cursor will be moved again", "lane", p.lane.ID, "error", err, "backoff", backoff)
 			signal(p.sent)
-			if sleep(ctx, backoff) != nil {
+			if !pause.For(ctx, backoff) {
 				return nil
 			}
 			backoff = min(2*backoff, 5*time.Second)
@@ -485,15 +486,4 @@ func (p *Publisher) movedTo(cursor int64) {
 	p.cursor = cursor
 	close(p.moved)
 	p.moved = make(chan struct{})
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 
+	"github.com/softcrum/carril/internal/oneline"
 	"github.com/softcrum/carril/schemas"
 )
 
@@ -167,8 +167,8 @@ func Compile(r Rule) (*Rule, error) {
 }
 
 func (r Rule) validate() error {
-	if len(r.Name) > MaxName || !utf8.ValidString(r.Name) || strings.ContainsRune(r.Name, 0) {
-		return invalid("/name", "a name has at most %d bytes of UTF-8 without NUL", MaxName)
+	if !oneline.Fits(r.Name, MaxName) {
+		return invalid("/name", "a name is one line of at most %d bytes", MaxName)
 	}
 	if len(r.Actions) == 0 || len(r.Actions) > MaxActions {
 		return invalid("/actions", "a rule has 1 to %d actions", MaxActions)

@@ -39,6 +39,7 @@ func TestCompileRefuses(t *testing.T) {
 		"UnknownName":       {rule.Rule{Actions: points(1), Condition: "secrets.x == 1"}, "/condition"},
 		"TooLong":           {rule.Rule{Actions: points(1), Condition: strings.Repeat(" ", 5000)}, "/condition"},
 		"NulInTheName":      {rule.Rule{Actions: points(1), Name: "a\x00"}, "/name"},
+		"TwoLinesOfName":    {rule.Rule{Actions: points(1), Name: "a\nb"}, "/name"},
 		"WindowBackwards":   {rule.Rule{Actions: points(1), ValidFrom: &late, ValidUntil: &early}, "/valid_until"},
 		"WindowOfNothing":   {rule.Rule{Actions: points(1), ValidFrom: &early, ValidUntil: &early}, "/valid_until"},
 		"CapOfNothing":      {rule.Rule{Actions: points(1), Cap: &rule.Cap{}}, "/cap/count"},

@@ -132,6 +132,7 @@ func (b *bench) send(partition int32, values ...string) {
 
 type running struct {
 	*Loop
+	t      testing.TB
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -148,7 +149,7 @@ func (b *bench) loop(change func(*Config, *Deps)) *running {
 	l, err := New(cfg, deps)
 	require.NoError(b.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{Loop: l, cancel: cancel, done: make(chan struct{})}
+	r := &running{Loop: l, t: b.t, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
 		_ = l.Run(ctx)
@@ -159,8 +160,9 @@ func (b *bench) loop(change func(*Config, *Deps)) *running {
 }
 
 func (r *running) stop() {
+	r.t.Helper()
 	r.cancel()
-	<-r.done
+	testkit.Ends(r.t, "the loop", func() { <-r.done })
 }
 
 // crash ends the loop as a kill would: nothing is drained, committed or left.

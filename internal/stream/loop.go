@@ -15,6 +15,7 @@ import (
 
 	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/kafka"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // fetchBytes bounds one answer of a broker; the client holds one of each.
@@ -128,7 +129,7 @@ func (l *Loop) consume(ctx context.Context) {
 	for ctx.Err() == nil && !l.renew {
 		l.pollOnce(ctx)
 		if apart := l.cfg.pollsApart(); apart > 0 { // nothing is fetched meanwhile: the next answer holds what gathers
-			pause(ctx, apart)
+			pause.For(ctx, apart)
 		}
 	}
 	l.end(l.all(), l.cfg.Drain, !l.renew)
@@ -148,15 +149,6 @@ func (c Config) pollsApart() time.Duration {
 		least = min(least, c.Gaps[t])
 	}
 	return least / 5
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }
 
 func (l *Loop) pollOnce(ctx context.Context) {

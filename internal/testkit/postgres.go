@@ -42,7 +42,7 @@ func Pool(t testing.TB) *pgxpool.Pool {
 	if err != nil {
 		t.Fatalf("open a pool: %v", err)
 	}
-	t.Cleanup(pool.Close)
+	t.Cleanup(func() { Ends(t, "somebody's use of a connection", pool.Close) })
 	return pool
 }
 

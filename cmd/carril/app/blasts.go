@@ -20,7 +20,7 @@ func (a *App) blasts() (manage.Blasts, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := blast.Config{Quotas: BlastQuotas(a.set, levels)}
+	cfg := blast.Config{First: a.set.First(), Quotas: BlastQuotas(a.set, levels)}
 	if a.set.unset() == "" { // this process knows the providers
 		d, err := a.dispatching()
 		if err != nil {

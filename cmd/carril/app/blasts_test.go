@@ -340,7 +340,7 @@ func TestBlastRoutes(t *testing.T) {
 	t.Run("RefusesWhatIsNoBlast", func(t *testing.T) {
 		for _, x := range []struct{ body, want string }{
 			{`{"template_id":"news"}`, "422 missing_field"}, {`{"name":"x"}`, "422 missing_field"}, {`{"name":"x","template_id":"none"}`, "422 unknown_template"},
-			{`{"name":" ","template_id":"news"}`, "422 invalid_field"}, {`{"name":"x","template_id":"news","channel":"fax"}`, "422 unknown_channel"},
+			{`{"name":" ","template_id":"news"}`, "422 invalid_field"}, {`{"name":"two\nlines","template_id":"news"}`, "422 invalid_field"}, {`{"name":"x","template_id":"news","channel":"fax"}`, "422 unknown_channel"},
 			{`{"name":"x","template_id":"news","template_version":9}`, "422 unknown_template"}, {`{"name":"x","template_id":"news","audience":{"type":"all"}}`, "422 invalid_field"},
 			{`{"name":"x","template_id":"news","audience":{"type":"upload","traits":{}}}`, "422 invalid_field"}, {`{"name":"x","template_id":"news","variables":[]}`, "422 invalid_field"},
 			{`{"name":"x","template_id":"news","idempotency_key":"a\u0001"}`, "422 invalid_idempotency_key"}, {`{"name":"x","template_id":"news","state":"running"}`, "400 unknown_field"},

@@ -158,8 +158,13 @@ func (a *App) startMatcher(ctx context.Context) error {
 
 // feeding is what the settings say of blasts.
 func (s *Settings) feeding() feeder.Config {
-	return feeder.Config{InTopic: s.FeederBatches, SettleAfter: s.BlastFirst, SettleShare: s.BlastFirstShare, SettleFor: s.BlastFirstWait,
+	return feeder.Config{InTopic: s.FeederBatches, First: s.First(),
 		Breaker: blast.Breaker{Bounces: s.BlastBounces, Complaints: s.BlastComplaints, Trips: s.BlastTrips}}
+}
+
+// First is how a blast waits for the outcomes of its first messages.
+func (s *Settings) First() blast.First {
+	return blast.First{After: s.BlastFirst, Share: s.BlastFirstShare, For: s.BlastFirstWait}
 }
 
 // validateBlasts checks what feeding takes. Nothing is 0: the parts would read it

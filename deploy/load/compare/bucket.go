@@ -7,6 +7,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
+
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // bucket lets one request through each interval.
@@ -52,7 +54,7 @@ func (b sharedBucket) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	wait(ctx, time.Duration(ms*float64(time.Millisecond)))
+	pause.For(ctx, time.Duration(ms*float64(time.Millisecond)))
 	return ctx.Err()
 }
 

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // fifoSystem is what one writes in an afternoon: one list in Redis for
@@ -120,9 +122,9 @@ func sendNext(ctx context.Context, limit bucket, send *sender, j job) error {
 		err = send.send(ctx, j)
 	}
 	if t := (*throttled)(nil); errors.As(err, &t) {
-		wait(ctx, t.after)
+		pause.For(ctx, t.after)
 	} else if err != nil {
-		wait(ctx, time.Second)
+		pause.For(ctx, time.Second)
 	}
 	return err
 }

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // ledger is what the provider says that it was asked.
@@ -143,7 +145,7 @@ func (l *ledger) await(ctx context.Context, codes, people int, stall time.Durati
 		if time.Since(since) > stall {
 			return fmt.Errorf("%w: %d codes of %d, %d people of %d", errStalled, got, codes, have, people)
 		}
-		wait(ctx, 250*time.Millisecond)
+		pause.For(ctx, 250*time.Millisecond)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/softcrum/carril/internal/bench"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 const (
@@ -117,20 +118,20 @@ func (o options) ask(ctx context.Context, s system, next func() int, d time.Dura
 	burst := (o.Profile.Bursts / 2).Truncate(every) + every/2 // between two of the others
 	for at := time.Duration(0); at < d; at += every {
 		if o.Profile.Bursts > 0 && at > burst {
-			wait(ctx, time.Until(c.start.Add(burst)))
+			pause.For(ctx, time.Until(c.start.Add(burst)))
 			c.bursts = append(c.bursts, time.Now())
 			for range burstOf {
 				one(true)
 			}
 			burst += o.Profile.Bursts
 		}
-		wait(ctx, time.Until(c.start.Add(at)))
+		pause.For(ctx, time.Until(c.start.Add(at)))
 		if ctx.Err() != nil {
 			break
 		}
 		one(false)
 	}
-	wait(ctx, time.Until(c.start.Add(d)))
+	pause.For(ctx, time.Until(c.start.Add(d)))
 	all.Wait()
 	for i := range c.list {
 		for _, at := range c.bursts {
@@ -139,13 +140,6 @@ func (o options) ask(ctx context.Context, s system, next func() int, d time.Dura
 		}
 	}
 	return c
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // measure puts one system through the profile.
@@ -217,7 +211,7 @@ func (o options) through(ctx context.Context, name string, s system, workers []*
 	if r.LeftAtKill = o.Profile.Blast - l.people(); o.Profile.Kill && r.LeftAtKill > 0 {
 		r.Killed = 1
 		workers[0].kill()
-		wait(ctx, time.Second)
+		pause.For(ctx, time.Second)
 		if workers[0], err = s.worker(ctx, 0); err != nil {
 			return r, panel, err
 		}

@@ -1,4 +1,4 @@
-package intake
+package jsonscan
 
 import (
 	"encoding/binary"
@@ -24,7 +24,7 @@ func special(w uint64) uint64 {
 // str walks the string at i and returns the offset behind its closing quote,
 // and whether it has escapes. It notes what is well formed and still not text:
 // NUL, half a surrogate pair, broken UTF-8.
-func (s *scanner) str(i int) (next int, escaped bool) {
+func (s *Scanner) str(i int) (next int, escaped bool) {
 	for i++; ; {
 		for i+8 <= len(s.b) {
 			if m := special(binary.LittleEndian.Uint64(s.b[i:])); m != 0 {
@@ -34,7 +34,7 @@ func (s *scanner) str(i int) (next int, escaped bool) {
 			i += 8
 		}
 		if i >= len(s.b) {
-			return s.broken(i), escaped
+			return s.Broken(i), escaped
 		}
 		switch c := s.b[i]; {
 		case c == '"':
@@ -45,10 +45,10 @@ func (s *scanner) str(i int) (next int, escaped bool) {
 				return -1, true
 			}
 		case c == 0:
-			s.note(NulCharacter, i)
+			s.Note(NulCharacter, i)
 			i++
 		case c < ' ':
-			return s.broken(i), escaped
+			return s.Broken(i), escaped
 		case c < utf8.RuneSelf:
 			i++
 		default:
@@ -59,39 +59,39 @@ func (s *scanner) str(i int) (next int, escaped bool) {
 
 // multibyte walks one character beyond ASCII. utf8 refuses overlong forms and
 // encoded surrogates.
-func (s *scanner) multibyte(i int) int {
+func (s *Scanner) multibyte(i int) int {
 	r, n := utf8.DecodeRune(s.b[i:])
 	if r == utf8.RuneError && n == 1 {
-		s.note(InvalidUTF8, i)
+		s.Note(InvalidUTF8, i)
 	}
 	return i + n
 }
 
 // escape walks the escape at i.
-func (s *scanner) escape(i int) int {
-	switch s.at(i + 1) {
+func (s *Scanner) escape(i int) int {
+	switch s.At(i + 1) {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return i + 2
 	case 'u':
 		return s.unicodeEscape(i)
 	}
-	return s.broken(i)
+	return s.Broken(i)
 }
 
-func (s *scanner) unicodeEscape(i int) int {
+func (s *Scanner) unicodeEscape(i int) int {
 	r := hex4(s.b, i+2)
 	switch {
 	case r < 0:
-		return s.broken(i)
+		return s.Broken(i)
 	case r == 0:
-		s.note(NulCharacter, i)
+		s.Note(NulCharacter, i)
 	case utf16.IsSurrogate(r):
-		if s.at(i+6) == '\\' && s.at(i+7) == 'u' {
+		if s.At(i+6) == '\\' && s.At(i+7) == 'u' {
 			if low := hex4(s.b, i+8); low >= 0 && utf16.DecodeRune(r, low) != utf8.RuneError {
 				return i + 12
 			}
 		}
-		s.note(LoneSurrogate, i)
+		s.Note(LoneSurrogate, i)
 	}
 	return i + 6
 }

@@ -1,4 +1,4 @@
-package intake
+package jsonscan
 
 import "strconv"
 
@@ -13,9 +13,9 @@ type step struct {
 	start, end int // content of the key's string; end 0: no key yet
 }
 
-// pointerAt finds the JSON pointer of what stands at offset at. The body before
+// Pointer finds the JSON pointer of what stands at offset at of b. What is before
 // it has been scanned; only refusals pay for this walk.
-func pointerAt(b []byte, at int) string {
+func Pointer(b []byte, at int) string {
 	var path []step
 	wantKey := false
 	for i := 0; i < at || i == at && at < len(b) && b[i] == '"' && wantKey; i++ {
@@ -33,7 +33,7 @@ func pointerAt(b []byte, at int) string {
 				wantKey = true
 			}
 		case '"':
-			end := closingQuote(b, i)
+			end := ClosingQuote(b, i)
 			if end < 0 {
 				return render(b, path)
 			}

@@ -1,4 +1,4 @@
-package intake
+package jsonscan
 
 import (
 	"math"
@@ -7,43 +7,46 @@ import (
 
 // What jsonb stores and gives back sanely; see the package's comment.
 const (
-	maxDigits   = 64        // significant, trailing zeros included
-	maxPlaces   = 400       // decimal places, and the exponent's size; 5e-324 passes
-	maxGrown    = 32 << 10  // bytes of an event's numbers, written without exponents
+	MaxDigits = 64       // significant, trailing zeros included
+	MaxPlaces = 400      // decimal places, and the exponent's size; 5e-324 passes
+	MaxGrown  = 32 << 10 // bytes of all numbers since Begin, written without exponents
+)
+
+const (
 	plainNumber = 16        // bytes up to which a number without exponent needs no look
 	tooLarge    = 1_000_000 // where counting an exponent stops
 )
 
 // number walks the number at i by the grammar of RFC 8259 and notes one that is
 // out of range.
-func (s *scanner) number(i int) int {
+func (s *Scanner) number(i int) int {
 	start := i
-	if s.at(i) == '-' {
+	if s.At(i) == '-' {
 		i++
 	}
-	switch c := s.at(i); {
+	switch c := s.At(i); {
 	case c == '0':
 		i++
 	case '1' <= c && c <= '9':
 		i = s.digits(i)
 	default:
-		return s.broken(i)
+		return s.Broken(i)
 	}
-	if s.at(i) == '.' {
+	if s.At(i) == '.' {
 		from := i + 1
 		if i = s.digits(from); i == from {
-			return s.broken(i)
+			return s.Broken(i)
 		}
 	}
-	exponent := s.at(i)|0x20 == 'e'
+	exponent := s.At(i)|0x20 == 'e'
 	if exponent {
 		i++
-		if c := s.at(i); c == '+' || c == '-' {
+		if c := s.At(i); c == '+' || c == '-' {
 			i++
 		}
 		from := i
 		if i = s.digits(from); i == from {
-			return s.broken(i)
+			return s.Broken(i)
 		}
 	}
 	if exponent || i-start > plainNumber {
@@ -52,7 +55,7 @@ func (s *scanner) number(i int) int {
 	return i
 }
 
-func (s *scanner) digits(i int) int {
+func (s *Scanner) digits(i int) int {
 	for i < len(s.b) && '0' <= s.b[i] && s.b[i] <= '9' {
 		i++
 	}
@@ -61,14 +64,14 @@ func (s *scanner) digits(i int) int {
 
 // measure notes a number that is out of range, by itself or with the others of
 // its event.
-func (s *scanner) measure(start, end int) {
+func (s *Scanner) measure(start, end int) {
 	d := decimalOf(s.b[start:end])
 	if !d.sane(s.b[start:end]) {
-		s.note(NumberOutOfRange, start)
+		s.Note(NumberOutOfRange, start)
 		return
 	}
-	if s.grown += d.length(); s.grown > maxGrown {
-		s.note(NumberOutOfRange, start)
+	if s.grown += d.length(); s.grown > MaxGrown {
+		s.Note(NumberOutOfRange, start)
 	}
 }
 
@@ -117,14 +120,14 @@ func exponentOf(b []byte) int {
 // sane says whether the number is taken, num being its text.
 func (d decimal) sane(num []byte) bool {
 	digits := d.whole + d.fraction
-	if d.exponent > maxPlaces || d.fraction-d.exponent > maxPlaces {
+	if d.exponent > MaxPlaces || d.fraction-d.exponent > MaxPlaces {
 		return false
 	}
 	if d.zeros == digits { // zero, however long it is written
-		return digits <= maxDigits
+		return digits <= MaxDigits
 	}
 	top := d.whole - 1 - d.zeros + d.exponent // the power of ten of the first digit
-	if digits-d.zeros > maxDigits || top > 308 {
+	if digits-d.zeros > MaxDigits || top > 308 {
 		return false
 	}
 	if top < 308 {

@@ -1,4 +1,4 @@
-package intake
+package jsonscan
 
 // levels is a stack of open brackets, a bit each: set for an object.
 type levels struct {
@@ -24,7 +24,7 @@ func (l *levels) object() bool { return l.bits[(l.n-1)>>6]>>((l.n-1)&63)&1 == 1 
 // deep walks a value that is refused for its depth, by the same grammar but
 // without recursion and without looking at keys: a million brackets cost no
 // stack, and a batch goes on behind them (bad inputs row 13).
-func (s *scanner) deep(i int) int {
+func (s *Scanner) deep(i int) int {
 	s.levels.n = 0
 	for {
 		if i = s.descend(i); i < 0 {
@@ -37,22 +37,22 @@ func (s *scanner) deep(i int) int {
 }
 
 // descend opens brackets up to the next scalar or empty bracket and walks that.
-func (s *scanner) descend(i int) int {
+func (s *Scanner) descend(i int) int {
 	for i >= 0 {
-		switch s.at(i) {
+		switch s.At(i) {
 		case '{':
 			s.levels.push(true)
-			if i = s.ws(i + 1); s.at(i) == '}' {
+			if i = s.Space(i + 1); s.At(i) == '}' {
 				return i
 			}
 			i = s.deepKey(i)
 		case '[':
 			s.levels.push(false)
-			if i = s.ws(i + 1); s.at(i) == ']' {
+			if i = s.Space(i + 1); s.At(i) == ']' {
 				return i
 			}
 		default:
-			return s.value(i, 0)
+			return s.Value(i, 0)
 		}
 	}
 	return -1
@@ -60,34 +60,34 @@ func (s *scanner) descend(i int) int {
 
 // ascend closes brackets behind a value up to the next member or element, or
 // the last bracket.
-func (s *scanner) ascend(i int) int {
+func (s *Scanner) ascend(i int) int {
 	for s.levels.n > 0 {
-		i = s.ws(i)
-		switch c, object := s.at(i), s.levels.object(); {
+		i = s.Space(i)
+		switch c, object := s.At(i), s.levels.object(); {
 		case c == ',' && object:
-			return s.deepKey(s.ws(i + 1))
+			return s.deepKey(s.Space(i + 1))
 		case c == ',':
-			return s.ws(i + 1)
+			return s.Space(i + 1)
 		case c == '}' && object, c == ']' && !object:
 			s.levels.n--
 			i++
 		default:
-			return s.broken(i)
+			return s.Broken(i)
 		}
 	}
 	return i
 }
 
 // deepKey walks a key and its colon.
-func (s *scanner) deepKey(i int) int {
-	if s.at(i) != '"' {
-		return s.broken(i)
+func (s *Scanner) deepKey(i int) int {
+	if s.At(i) != '"' {
+		return s.Broken(i)
 	}
 	if i, _ = s.str(i); i < 0 {
 		return -1
 	}
-	if i = s.ws(i); s.at(i) != ':' {
-		return s.broken(i)
+	if i = s.Space(i); s.At(i) != ':' {
+		return s.Broken(i)
 	}
-	return s.ws(i + 1)
+	return s.Space(i + 1)
 }
