@@ -1,11 +1,10 @@
 package resend
 
 import (
-	"bytes"
-	"strings"
 	"time"
 
 	"github.com/softcrum/carril/dispatcher/provider"
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 // A blast brings two reports a message, and the front door reads what the stage reads
@@ -14,39 +13,29 @@ import (
 // encoding/json (ParseWebhook). What it reads, it reads as that would; a test holds
 // the two together.
 func quick(body []byte) (ev provider.Event, ok bool) {
-	s := scanner{text: body}
-	var seen, inData fields
-	var at string
-	s.object(func(key []byte) {
-		switch string(key) {
+	var r report
+	r.scan.Reset(body)
+	end := r.object(r.scan.Space(0), func(key string, i int) int {
+		switch key {
 		case "type":
-			seen.once(&s, 0)
-			ev.Type = s.plain()
+			return r.text(i, &r.kind)
 		case "created_at":
-			seen.once(&s, 1)
-			at = s.plain()
+			return r.text(i, &r.at)
 		case "data":
-			seen.once(&s, 2)
-			s.object(func(key []byte) { s.data(key, &inData, &ev) })
-		default:
-			s.skip(1)
+			if r.data {
+				return -1
+			}
+			r.data = true
+			return r.object(i, r.field)
 		}
+		return r.scan.Value(i, 2)
 	})
-	ev.Status = quickStatus(ev.Type)
-	ev.OccurredAt = parseTime(at)
-	s.space()
-	if s.bad || s.at != len(s.text) || ev.Status == "" || ev.OccurredAt.IsZero() {
+	if end < 0 || r.scan.Space(end) != len(body) || r.scan.Soft.Code != "" {
 		return provider.Event{}, false
 	}
-	return ev, true
-}
-
-// fields are those that were there; which of two counts is left to encoding/json.
-type fields [5]bool
-
-func (f *fields) once(s *scanner, i int) {
-	s.bad = s.bad || f[i]
-	f[i] = true
+	ev = provider.Event{Type: r.kind, Status: quickStatus(r.kind), ProviderMessageID: r.id, Recipients: r.to,
+		SendID: readID(r.send), TenantID: readID(r.tenant), OccurredAt: parseTime(r.at)}
+	return ev, ev.Status != "" && !ev.OccurredAt.IsZero()
 }
 
 // quickStatus knows those that say nothing of why.
@@ -59,226 +48,112 @@ func quickStatus(kind string) provider.Status {
 	return ""
 }
 
-func (s *scanner) data(key []byte, seen *fields, ev *provider.Event) {
-	switch string(key) {
+// report is what stands in one; of each field there is one. Its methods walk what
+// begins at i and give the offset behind it, or -1.
+type report struct {
+	scan                       jsonscan.Scanner
+	data, tags                 bool // were there
+	kind, at, id, send, tenant string
+	to                         []string
+}
+
+func (r *report) field(key string, i int) int {
+	switch key {
 	case "email_id":
-		seen.once(s, 0)
-		ev.ProviderMessageID = s.plain()
+		return r.text(i, &r.id)
 	case "to":
-		seen.once(s, 1)
-		ev.Recipients = s.list()
+		return r.list(i)
 	case "tags":
-		seen.once(s, 2)
-		s.object(func(key []byte) {
-			switch string(key) {
+		if r.tags {
+			return -1
+		}
+		r.tags = true
+		return r.object(i, func(key string, i int) int {
+			switch key {
 			case tagSend:
-				seen.once(s, 3)
-				ev.SendID = readID(s.plain())
+				return r.text(i, &r.send)
 			case tagTenant:
-				seen.once(s, 4)
-				ev.TenantID = readID(s.plain())
-			default:
-				s.skip(3)
+				return r.text(i, &r.tenant)
 			}
+			return r.scan.Value(i, 4)
 		})
-	default:
-		s.skip(2)
 	}
+	return r.scan.Value(i, 3)
 }
 
-// scanner goes through JSON; once bad, it stands still and gives nothing more.
-type scanner struct {
-	text []byte
-	at   int
-	bad  bool
-}
-
-func (s *scanner) space() {
-	for s.at < len(s.text) {
-		switch s.text[s.at] {
-		case ' ', '\t', '\n', '\r':
-			s.at++
+// object hands each key over, whose value field walks. encoding/json knows other
+// forms of a letter for the same, so there are none of them.
+func (r *report) object(i int, field func(key string, i int) int) int {
+	if r.scan.At(i) != '{' {
+		return -1
+	}
+	if i = r.scan.Space(i + 1); r.scan.At(i) == '}' {
+		return i + 1
+	}
+	for {
+		name, kept, next := r.scan.Key(i)
+		if next < 0 || !kept || !lower(name) {
+			return -1
+		}
+		if i = field(string(name), next); i < 0 {
+			return -1
+		}
+		switch i = r.scan.Space(i); r.scan.At(i) {
+		case '}':
+			return i + 1
+		case ',':
+			i = r.scan.Space(i + 1)
 		default:
-			return
+			return -1
 		}
 	}
 }
 
-// next gives the next byte that is no space, without taking it; 0 at the end.
-func (s *scanner) next() byte {
-	s.space()
-	if s.bad || s.at == len(s.text) {
-		s.bad = true
-		return 0
+func lower(key []byte) bool {
+	for _, c := range key {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
+			return false
+		}
 	}
-	return s.text[s.at]
-}
-
-func (s *scanner) take(c byte) bool {
-	if s.next() != c || s.bad {
-		return false
-	}
-	s.at++
 	return true
 }
 
-// object hands over each key, whose value field takes. Keys are lower-case letters,
-// digits and underlines: encoding/json would know others for the same.
-func (s *scanner) object(field func(key []byte)) {
-	if s.bad = s.bad || !s.take('{'); s.bad || s.take('}') {
-		return
+// text takes a string that is not empty and was not there before.
+func (r *report) text(i int, into *string) int {
+	if *into != "" || r.scan.At(i) != '"' {
+		return -1
 	}
-	for !s.bad {
-		key := s.word()
-		if s.bad = s.bad || !s.take(':'); s.bad {
-			return
+	ref, next := r.scan.String(i)
+	if next < 0 {
+		return -1
+	}
+	if *into = string(r.scan.Text(ref)); *into == "" {
+		return -1
+	}
+	return next
+}
+
+// list takes strings, at least one.
+func (r *report) list(i int) int {
+	if r.to != nil || r.scan.At(i) != '[' {
+		return -1
+	}
+	for {
+		if i = r.scan.Space(i + 1); r.scan.At(i) != '"' {
+			return -1
 		}
-		field(key)
-		if s.take(',') {
-			continue
+		ref, next := r.scan.String(i)
+		if next < 0 {
+			return -1
 		}
-		s.bad = s.bad || !s.take('}')
-		return
-	}
-}
-
-func (s *scanner) word() []byte {
-	key := s.raw()
-	for _, c := range key {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
-			s.bad = true
+		r.to = append(r.to, string(r.scan.Text(ref)))
+		switch i = r.scan.Space(next); r.scan.At(i) {
+		case ']':
+			return i + 1
+		case ',':
+		default:
+			return -1
 		}
-	}
-	return key
-}
-
-func (s *scanner) plain() string { return string(s.raw()) }
-
-// raw is a string of printable ASCII without escapes.
-func (s *scanner) raw() []byte {
-	if s.bad = s.bad || !s.take('"'); s.bad {
-		return nil
-	}
-	for i, c := range s.text[s.at:] {
-		switch {
-		case c == '"':
-			text := s.text[s.at : s.at+i]
-			s.at += i + 1
-			return text
-		case c < ' ' || c > '~' || c == '\\':
-			s.bad = true
-			return nil
-		}
-	}
-	s.bad = true
-	return nil
-}
-
-// list is one string or more.
-func (s *scanner) list() (out []string) {
-	if s.bad = s.bad || !s.take('['); s.bad {
-		return nil
-	}
-	for !s.bad {
-		out = append(out, s.plain())
-		if s.take(',') {
-			continue
-		}
-		s.bad = s.bad || !s.take(']')
-		break
-	}
-	return out
-}
-
-// deepest is how deep a report in the documented shape may be.
-const deepest = 16
-
-// skip goes over a value that nobody reads, and over nothing that is none.
-func (s *scanner) skip(depth int) {
-	if depth > deepest {
-		s.bad = true
-		return
-	}
-	switch c := s.next(); {
-	case s.bad:
-	case c == '"':
-		s.skipString()
-	case c == '{':
-		s.skipMany('{', '}', func() {
-			if s.next() != '"' {
-				s.bad = true
-				return
-			}
-			s.skipString()
-			s.bad = s.bad || !s.take(':')
-			s.skip(depth + 1)
-		})
-	case c == '[':
-		s.skipMany('[', ']', func() { s.skip(depth + 1) })
-	default:
-		s.skipWord()
-	}
-}
-
-func (s *scanner) skipMany(begin, end byte, one func()) {
-	if s.bad = s.bad || !s.take(begin); s.bad || s.take(end) {
-		return
-	}
-	for !s.bad {
-		one()
-		if s.take(',') {
-			continue
-		}
-		s.bad = s.bad || !s.take(end)
-		return
-	}
-}
-
-// skipString goes over a string, whatever its escapes stand for.
-func (s *scanner) skipString() {
-	for s.at++; s.at < len(s.text); s.at++ {
-		switch c := s.text[s.at]; {
-		case c == '"':
-			s.at++
-			return
-		case c < ' ':
-			s.bad = true
-			return
-		case c == '\\':
-			n := escape(s.text[s.at+1:])
-			if s.bad = n == 0; s.bad {
-				return
-			}
-			s.at += n
-		}
-	}
-	s.bad = true
-}
-
-// escape is how many bytes follow a backslash; 0: it escapes nothing.
-func escape(rest []byte) int {
-	if len(rest) == 0 {
-		return 0
-	}
-	if rest[0] != 'u' {
-		return bytes.Count([]byte(`"\/bfnrt`), rest[:1])
-	}
-	if len(rest) < 5 || len(bytes.Trim(rest[1:5], "0123456789abcdefABCDEF")) > 0 {
-		return 0
-	}
-	return 5
-}
-
-// skipWord goes over null, true, false and whole numbers.
-func (s *scanner) skipWord() {
-	from := s.at
-	for s.at < len(s.text) && strings.IndexByte(",]} \t\r\n", s.text[s.at]) < 0 {
-		s.at++
-	}
-	switch word := string(s.text[from:s.at]); word {
-	case "null", "true", "false", "0":
-	default:
-		s.bad = s.bad || word == "" || word[0] == '0' || strings.Trim(word, "0123456789") != ""
 	}
 }
 
