@@ -47,6 +47,8 @@ func TestConfigurationThatCannotBeEndsWithTwo(t *testing.T) { // bad-inputs rows
 		"BrokerWithoutPort":   {args: []string{"config", "--kafka-brokers=kafka"}, says: "kafka-brokers"},
 		"OpsForEverybody":     {args: []string{"config", "--ops-addr=0.0.0.0:9000"}, says: "ops-addr"},
 		"NoSuchScope":         {args: []string{"key", "create", "--tenant=acme", "--scopes=core.events.write,core.event.read"}, says: `no "core.event.read"`},
+		"KeyOfThePast":        {args: []string{"key", "create", "--tenant=acme", "--expires=-5h"}, says: "--expires must not be negative"},
+		"KeyOfNowhere":        {args: []string{"key", "create", "--tenant=acme", "--env=prod"}, says: "--env must be one of"},
 		"EmptyTenant":         {args: []string{"bucket", "set", "--provider=resend", "--tenant", "", "--rate=1"}, says: "--tenant is empty"},
 		"EmptyFilter":         {args: []string{"dlq", "discard", "--stage=", "--class=poison", "--note=x", "--yes=3"}, says: "--stage is empty"},
 		"EmptyStart":          {args: []string{"blast", "start", "--tenant=acme", "--at=", "01a22c89-690b-7606-82a1-134f15a3c34d"}, says: "--at is empty"},
