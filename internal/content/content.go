@@ -107,6 +107,7 @@ func (t *Template) Render(variables json.RawMessage) (c Parts, err error) {
 func run(t part, vars map[string]any, largest int) (out string, err error) {
 	w := &bounded{left: MaxRendered}
 	todo := newWork(t.tags, largest)
+	defer todo.end()
 	vars[workKey] = todo
 	defer func() { // a tenant's template must cost its message, never the worker
 		thrown := recover()

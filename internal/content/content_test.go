@@ -102,7 +102,7 @@ func TestRenderLimits(t *testing.T) {
 	t.Run("LetsALongInvoiceBe", func(t *testing.T) {
 		t.Parallel()
 		row := strings.Repeat(`<td>{{ i.name | upcase | truncate: 20 }}</td>`, 10)
-		items := make([]map[string]any, 2_000)
+		items := make([]map[string]any, 500)
 		for i := range items {
 			items[i] = map[string]any{"name": "a thing that somebody bought"}
 		}
@@ -110,7 +110,7 @@ func TestRenderLimits(t *testing.T) {
 		require.NoError(t, err)
 		got, err := renderOnce(Parts{HTML: `{% for i in items %}{% assign n = i.name %}{% capture c %}<tr>` + row + `</tr>{% endcapture %}{% if n != "" %}{{ c }}{% endif %}{% endfor %}`}, raw)
 		require.NoError(t, err)
-		require.Equal(t, 20_000, strings.Count(got.HTML, "A THING THAT SOME..."))
+		require.Equal(t, 5_000, strings.Count(got.HTML, "A THING THAT SOME..."))
 	})
 }
 

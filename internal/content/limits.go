@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -20,14 +21,13 @@ const (
 	maxKept  = 4 * MaxRendered // bytes that assign and capture keep in all
 	maxValue = 256 << 10       // bytes that a filter may give
 	maxItems = 10_000          // elements of a list that a filter may take or give
-	maxTime  = 3 * time.Second // once the work is more than smallWork
-	// smallWork is never timed: a message whose process was stopped in the middle
-	// must not fail for it, and hardly any does more.
+	maxTime  = 3 * time.Second // of a core, from smallWork on
+	// smallWork is not timed, and hardly any message does more.
 	smallWork = 20_000
 
 	tagsPerUnit  = 64      // bytes of tags and outputs
 	valuePerUnit = 4 << 10 // bytes of the largest value that they may work on
-	itemBytes    = 16      // what an element of a list counts for
+	itemBytes    = 4       // what an element of a list counts for
 	tagsPerCheck = 2 << 10 // bytes of tags after which the clock is looked at
 )
 
@@ -49,13 +49,14 @@ type work struct {
 	left, kept int
 	largest    int // bytes of the largest value there is
 	tags       int // units of the whole part's tags, once through
-	since      time.Time
 	over       bool
+	timed      bool          // the goroutine has its thread to itself until end
+	began      time.Duration // of the thread's, when it was
 }
 
 // newWork charges for the part once through: what loops add, they pay.
 func newWork(tags, largest int) *work {
-	w := &work{left: maxWork, kept: maxKept, largest: largest, tags: 1 + tags/tagsPerUnit, since: time.Now()}
+	w := &work{left: maxWork, kept: maxKept, largest: largest, tags: 1 + tags/tagsPerUnit}
 	w.over = w.spend(w.tags) != nil
 	return w
 }
@@ -64,11 +65,33 @@ func (w *work) weight() int { return 1 + w.largest/valuePerUnit }
 
 func (w *work) spend(units int) error {
 	w.left -= units * w.weight()
-	if w.left < 0 || w.left < maxWork-smallWork && time.Since(w.since) > maxTime {
+	if w.left < 0 || w.left < maxWork-smallWork && w.late() {
 		w.over = true
 		return errTooMuch
 	}
 	return nil
+}
+
+// late counts the time that the work has had a core: a message must not fail
+// because its process was stopped, or its machine was full.
+func (w *work) late() bool {
+	if !w.timed {
+		runtime.LockOSThread()
+		w.timed, w.began = true, threadTime()
+	}
+	return threadTime()-w.began > maxTime
+}
+
+// processStart is where wallTime counts from.
+var processStart = time.Now()
+
+func wallTime() time.Duration { return time.Since(processStart) }
+
+// end is called by who made the work, on the same goroutine.
+func (w *work) end() {
+	if w.timed {
+		runtime.UnlockOSThread()
+	}
 }
 
 // keep counts a value that a variable holds from now on. All the part's tags
@@ -144,8 +167,8 @@ func own(dash, name string, arg any) string {
 }
 
 // meter puts a step into every loop, which pays for the tags in it, one here and
-// there where there is none, and a count behind every assign. tags are
-// the bytes of all tags and outputs. A template with tags of meter's is no Liquid.
+// there where there is none, and a count behind every assign. tags is the cost of
+// all tags and outputs. A template with tags of meter's is no Liquid.
 func meter(src string) (out string, tags int, err error) {
 	tokens := parser.Scan(src, parser.SourceLoc{}, nil)
 	inLoop := loopTags(tokens)
@@ -165,36 +188,39 @@ func meter(src string) (out string, tags int, err error) {
 			return "", 0, &Error{Reason: ReasonTemplateInvalid}
 		case isTag && (t.Name == "capture" || t.Name == "endcapture"):
 			b.WriteString(strings.Replace(t.Source, "capture", captureTag, 1))
-			tags, since = tags+len(t.Source), 0
+			tags, since = tags+cost(t), 0
 			continue
 		case isTag && (t.Name == "for" || t.Name == "tablerow"):
 			b.WriteString(t.Source + own(right, stepTag, 1+inLoop[i]/tagsPerUnit))
-			tags, since = tags+len(t.Source), 0
+			tags, since = tags+cost(t), 0
 			continue
 		case isTag && t.Name == "assign":
 			name, _, _ := strings.Cut(t.Args, "=")
 			b.WriteString(t.Source + own(right, keptTag, strings.TrimSpace(name)))
-			tags, since = tags+len(t.Source), 0
+			tags, since = tags+cost(t), 0
 			continue
 		case t.Type == parser.ObjTokenType && verbatim == "" && since > tagsPerCheck:
 			b.WriteString(own(left, stepTag, 0))
 			since = 0
 		}
 		if t.Type == parser.ObjTokenType || isTag {
-			tags, since = tags+len(t.Source), since+len(t.Source)
+			tags, since = tags+cost(t), since+cost(t)
 		}
 		b.WriteString(t.Source)
 	}
 	return b.String(), tags, nil
 }
 
-// loopTags sums for each loop, by the index of its token, the bytes of the tags
-// and outputs up to its end.
+// cost is what a tag counts for, in bytes: a filter goes through all of a value.
+func cost(t parser.Token) int { return len(t.Source) + 8*tagsPerUnit*strings.Count(t.Args, "|") }
+
+// loopTags sums for each loop, by the index of its token, the cost of the tags and
+// outputs up to its end.
 func loopTags(tokens []parser.Token) map[int]int {
 	sums, open, sum := map[int]int{}, []int{}, 0
 	for i, t := range tokens {
 		if t.Type == parser.ObjTokenType || t.Type == parser.TagTokenType {
-			sum += len(t.Source)
+			sum += cost(t)
 		}
 		if t.Type != parser.TagTokenType {
 			continue
