@@ -145,8 +145,21 @@ func (c contactMergeCmd) Run(e *environment) error {
 	if err := d.Merge(ctx, h); err != nil {
 		return err
 	}
-	fmt.Fprintf(e.err, "%s is %s from now on; `carril contact unmerge` undoes it\n", h.From, h.Into)
+	// It may have become another before: that one survives.
+	into, err := manage.FindContact(ctx, d.Pool, tenant, h.Into)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.err, "%s is %s from now on; `carril contact unmerge` undoes it\n", h.From, survivor(into))
 	return nil
+}
+
+// survivor names who a contact is, by its id and by whose it has become.
+func survivor(c *manage.Contact) string {
+	if c.MergedInto == nil {
+		return c.ContactID.String()
+	}
+	return fmt.Sprintf("%s (%s was merged into it before)", c.MergedInto, c.ContactID)
 }
 
 type contactUnmergeCmd struct {

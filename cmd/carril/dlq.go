@@ -58,6 +58,9 @@ func (f dlqFilter) filter(ctx context.Context, db interface {
 	if out.Until, err = instant("until", f.Until); err != nil {
 		return out, err
 	}
+	if !out.Since.IsZero() && !out.Until.IsZero() && !out.Since.Before(out.Until) {
+		return out, fmt.Errorf("%w: --since lies before --until", app.ErrConfig)
+	}
 	if f.Tenant == "" {
 		return out, nil
 	}

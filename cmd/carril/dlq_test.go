@@ -38,6 +38,7 @@ VALUES ($1, 'append', 'undecodable', 'malformed record', '0198c0de-0000-7000-800
 		{args: "dlq list --stage append --json", out: `"dead_letter_id":"` + record + `"`},
 		{args: "dlq list --tenant nobody", code: exitUsage, errs: "no tenant"},
 		{args: "dlq list --since yesterday", code: exitUsage, errs: `--since "yesterday" is no time`},
+		{args: "dlq list --since 1h --until 2h", code: exitUsage, errs: "--since lies before --until"},
 		{args: "dlq show " + record, out: `"class": "undecodable"`},
 		{args: "dlq show 0198c0de-0000-7000-8000-000000000009", code: exitFailed, errs: "no such dead letter"},
 		{args: "dlq replay", code: exitUsage, errs: "by id, or by stage"},

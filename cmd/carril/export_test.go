@@ -74,6 +74,7 @@ func TestExport(t *testing.T) {
 			code, _, errs := try(append(args, wrong...)...)
 			require.Equal(t, exitUsage, code, errs)
 			require.NotContains(t, errs, "hunter2")
+			require.NotContains(t, errs, "storage-url", "the flag is at fault")
 		})
 	}
 	t.Run("RefusesNowhere", func(t *testing.T) {

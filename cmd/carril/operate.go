@@ -216,7 +216,7 @@ type keyCreateCmd struct {
 	Tenant  string        `required:"" help:"Slug or id of the tenant; - for an operator's key."`
 	Scopes  []string      `default:"core.events.write" help:"What the key may do, separated by commas."`
 	Name    line          `help:"Name for people."`
-	Env     string        `default:"live" help:"Stands in the key: live, test, dev."`
+	Env     string        `enum:"live,test,dev" default:"live" help:"Stands in the key: live, test, dev."`
 	Expires time.Duration `help:"Life of the key, e.g. 2160h; for ever when 0."`
 	Rate    int           `help:"Events a second that the key may send, within its tenant's plan; the plan alone when 0."`
 	Burst   int           `help:"Events that it may send at once; two seconds of --rate when 0."`
@@ -225,6 +225,9 @@ type keyCreateCmd struct {
 func (c keyCreateCmd) Run(e *environment) error {
 	if c.Rate < 0 || c.Burst < 0 || c.Rate == 0 && c.Burst > 0 {
 		return fmt.Errorf("%w: --rate must be positive, and --burst goes with it", app.ErrConfig)
+	}
+	if c.Expires < 0 {
+		return fmt.Errorf("%w: --expires must not be negative; 0 is for ever", app.ErrConfig)
 	}
 	if err := app.CheckScopes(c.Scopes); err != nil {
 		return err

@@ -90,9 +90,9 @@ func size(bytes int64) string {
 }
 
 type partitionsEnsureCmd struct {
-	Table string    `help:"With --at: the table, e.g. core.tracked_events."`
-	At    time.Time `help:"Make the partition of --table for this instant alone, e.g. 2027-03-01T00:00:00Z." format:"2006-01-02T15:04:05Z07:00"`
-	Class int16     `help:"With --at: also a leaf of this retention class, in months."`
+	Table string `help:"With --at: the table, e.g. core.tracked_events."`
+	At    string `help:"Make the partition of --table for this instant alone, as 2027-03-01 or 2027-03-01T00:00:00Z."`
+	Class int16  `help:"With --at: also a leaf of this retention class, in months."`
 }
 
 func (partitionsEnsureCmd) Help() string {
@@ -102,12 +102,22 @@ func (partitionsEnsureCmd) Help() string {
 }
 
 func (c partitionsEnsureCmd) Run(e *environment) error {
-	if c.At.IsZero() != (c.Table == "") || c.Class < 0 || c.Class > 0 && c.At.IsZero() {
+	if (c.At == "") != (c.Table == "") || c.Class < 0 || c.Class > 0 && c.At == "" {
 		return fmt.Errorf("%w: --table and --at go together, --class with both", app.ErrConfig)
+	}
+	var at time.Time
+	if c.At != "" {
+		var err error
+		if at, err = parseWhen("--at", c.At); err != nil {
+			return err
+		}
 	}
 	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
 		if c.Table != "" {
-			made, err := partition.Make(ctx, pool, c.Table, c.At, c.Class)
+			made, err := partition.Make(ctx, pool, c.Table, at, c.Class)
+			if errors.Is(err, partition.ErrNoTable) {
+				return fmt.Errorf("%s is no time-partitioned table", c.Table)
+			}
 			if err != nil {
 				return err
 			}

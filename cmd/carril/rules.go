@@ -160,6 +160,11 @@ func readRule(name string) (rule.Rule, error) {
 	if problem != nil {
 		return r, fmt.Errorf("%w: %s %s: %s", app.ErrConfig, problem.Code, problem.Pointer, problem.Detail)
 	}
+	for i, a := range r.Actions {
+		if a.Channel != "" && !app.KnownChannel(a.Channel) {
+			return r, fmt.Errorf("%w: unknown_channel /actions/%d/channel: no provider serves %q", app.ErrConfig, i, a.Channel)
+		}
+	}
 	return r, nil
 }
 
@@ -233,7 +238,7 @@ func (c rulesTestCmd) read(ctx context.Context, pool *pgxpool.Pool, tenant uuid.
 	if err != nil {
 		return nil, err
 	}
-	r, err := rule.Compile(draft)
+	r, err := rule.Check(draft)
 	if err != nil {
 		return nil, fmt.Errorf("%w: the rule is not taken: %w", app.ErrConfig, err)
 	}

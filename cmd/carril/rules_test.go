@@ -61,13 +61,18 @@ FROM generate_series(1, 10) i`, tenant)
 
 	bad := filepath.Join(t.TempDir(), "bad.json")
 	require.NoError(t, os.WriteFile(bad, []byte(`{"event_name":"invoice.paid","condition":"properties.total >","actions":[{"type":"points","points":5}]}`), 0o600))
+	fax, pattern := filepath.Join(t.TempDir(), "fax.json"), filepath.Join(t.TempDir(), "pattern.json")
+	require.NoError(t, os.WriteFile(fax, []byte(`{"event_name":"invoice.paid","actions":[{"type":"notify","channel":"fax","category":"product","template_id":"t"}]}`), 0o600))
+	require.NoError(t, os.WriteFile(pattern, []byte(`{"event_name":"invoice.paid","condition":"properties.s.matches('(')","actions":[{"type":"points","points":5}]}`), 0o600))
 	for name, args := range map[string][]string{
-		"NoFile":        {"rules", "test", "--tenant", "acme", "--from", from},
-		"BothNamed":     {"rules", "test", "--tenant", "acme", "--from", from, "--rule", id, file},
-		"NotATime":      {"rules", "test", "--tenant", "acme", "--from", "yesterday", file},
-		"Backwards":     {"rules", "test", "--tenant", "acme", "--from", "2030-01-02", "--to", "2030-01-01", file},
-		"BadCondition":  {"rules", "test", "--tenant", "acme", "--from", from, bad},
-		"FileIsMissing": {"rules", "put", "--tenant", "acme", id, "/nowhere.json"},
+		"UnknownChannel": {"rules", "put", "--tenant", "acme", id, fax},
+		"BadPattern":     {"rules", "test", "--tenant", "acme", "--from", from, pattern},
+		"NoFile":         {"rules", "test", "--tenant", "acme", "--from", from},
+		"BothNamed":      {"rules", "test", "--tenant", "acme", "--from", from, "--rule", id, file},
+		"NotATime":       {"rules", "test", "--tenant", "acme", "--from", "yesterday", file},
+		"Backwards":      {"rules", "test", "--tenant", "acme", "--from", "2030-01-02", "--to", "2030-01-01", file},
+		"BadCondition":   {"rules", "test", "--tenant", "acme", "--from", from, bad},
+		"FileIsMissing":  {"rules", "put", "--tenant", "acme", id, "/nowhere.json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errs := try(args...)

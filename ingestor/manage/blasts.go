@@ -146,7 +146,7 @@ func refusedBlast(f work) work {
 func blastProblem(err error) *httpserver.Problem {
 	var unrendered *content.Error
 	if errors.As(err, &unrendered) {
-		return unprocessable(unrendered.Reason, "/variables", "The template cannot be filled in with these; a message would fail with this reason.")
+		return cannotRender(unrendered)
 	}
 	var refused interface {
 		refusal

@@ -210,8 +210,11 @@ func parseIdentifier(r *http.Request) (kind, value string, problem *httpserver.P
 		return "", "", badParameter(want)
 	}
 	if value, err = identifier.Normalize(kind, value); err != nil {
-		return "", "", &httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_identifier", Title: "Nobody can have this identifier",
-			Detail: kind + ": " + err.Error() + "."}
+		detail := kind + ": " + err.Error() + "."
+		if strings.Contains(r.URL.RawQuery, "+") { // read as a space
+			detail += " A + is written %2B."
+		}
+		return "", "", &httpserver.Problem{Status: http.StatusBadRequest, Code: "invalid_identifier", Title: "Nobody can have this identifier", Detail: detail}
 	}
 	return kind, value, nil
 }

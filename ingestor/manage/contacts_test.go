@@ -109,6 +109,13 @@ func TestContacts(t *testing.T) {
 			require.Contains(t, body, `"code":"`+c.code+`"`)
 		}
 	})
+	t.Run("SayWhatAPlusIs", func(t *testing.T) { // a client that does not escape sends a space
+		status, body := d.call("acme", http.MethodGet, "/v1/core/contacts", "/v1/core/contacts?phone=+584125550101", "")
+		require.Equal(t, http.StatusBadRequest, status)
+		require.Contains(t, body, "A + is written %2B.")
+		_, body = d.call("acme", http.MethodGet, "/v1/core/contacts", "/v1/core/contacts?phone=12", "")
+		require.NotContains(t, body, "%2B")
+	})
 	t.Run("SayWhomTheyBecame", func(t *testing.T) {
 		_, body := d.contact("acme", old)
 		var c Contact

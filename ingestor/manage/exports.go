@@ -237,7 +237,8 @@ WHERE p.export_id = $1 AND p.made IS NOT NULL ORDER BY p.part`, e.ExportID)
 func exportKey(r *http.Request) (string, *httpserver.Problem) {
 	values := r.Header["Idempotency-Key"]
 	if len(values) == 0 {
-		return "", &httpserver.Problem{Status: http.StatusBadRequest, Code: "missing_idempotency_key", Title: "The request needs an Idempotency-Key"}
+		return "", &httpserver.Problem{Status: http.StatusBadRequest, Code: "missing_idempotency_key", Title: "The request needs an Idempotency-Key",
+			Detail: "Send a key of your choice as the header Idempotency-Key: the same key with the same body gives the same export."}
 	}
 	key := values[0]
 	if n := len(key); n >= 2 && key[0] == '"' && key[n-1] == '"' {

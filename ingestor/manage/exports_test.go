@@ -127,6 +127,7 @@ func TestExports(t *testing.T) {
 			status, answer, _ := d.postExport("acme", key, november)
 			require.Equal(t, http.StatusBadRequest, status)
 			require.Contains(t, answer, code)
+			require.Contains(t, answer, `"detail":`, "what the header is and what it takes")
 		}
 		status, _, _ := d.postExport("writer", "k", november)
 		require.Equal(t, http.StatusForbidden, status)

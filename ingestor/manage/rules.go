@@ -91,6 +91,15 @@ func (m *Routes) putRule(ctx context.Context, r *http.Request, tenant, id uuid.U
 	if problem != nil {
 		return nil, problem, nil
 	}
+	for i, a := range draft.Actions {
+		if a.Channel == "" { // what is missing, rule says
+			continue
+		}
+		if problem := m.channel(a.Channel); problem != nil {
+			problem.Pointer = fmt.Sprintf("/actions/%d/channel", i)
+			return nil, problem, nil
+		}
+	}
 	draft.ID = id
 	written, err := m.deps.Rules.Put(ctx, tenant, draft)
 	return written, nil, err

@@ -66,6 +66,13 @@ func TestRuleRoutes(t *testing.T) {
 		}
 	})
 
+	t.Run("RefusesAChannelThatThereIsNot", func(t *testing.T) {
+		status, body := put("acme", uuid.NewString(), strings.Replace(receipt, `"email"`, `"fax"`, 1))
+		require.Equal(t, http.StatusUnprocessableEntity, status, body)
+		require.Contains(t, body, `"code":"unknown_channel"`)
+		require.Contains(t, body, `"pointer":"/actions/1/channel"`)
+	})
+
 	t.Run("RefusesWithAPointer", func(t *testing.T) {
 		action := func(a string) string { return `{"event_name":"x","actions":[` + a + `]}` }
 		points := `{"type":"points","points":1}`

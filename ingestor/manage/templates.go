@@ -60,10 +60,22 @@ func (m *Routes) templates(f work) http.HandlerFunc {
 		case errors.As(err, &invalid):
 			return nil, unprocessable(invalid.Reason, "/"+invalid.Part, invalid.Detail), nil
 		case errors.As(err, &unrendered):
-			return nil, unprocessable(unrendered.Reason, "/variables", "The template cannot be filled in with these; a message would fail with this reason."), nil
+			return nil, cannotRender(unrendered), nil
 		}
 		return answer, problem, err
 	})
+}
+
+// cannotRender tells who writes a template why a message of it would fail.
+func cannotRender(e *content.Error) *httpserver.Problem {
+	detail := "The template cannot be filled in with these; a message would fail with this reason."
+	switch {
+	case e.Output != "":
+		detail = fmt.Sprintf("There is nothing for %s; a message would fail with this reason.", e.Output)
+	case e.Reason == content.ReasonTooLarge:
+		detail = "The template writes, keeps or does more than one message may; a message would fail with this reason."
+	}
+	return unprocessable(e.Reason, "/variables", detail)
 }
 
 func unprocessable(code, pointer, detail string) *httpserver.Problem {

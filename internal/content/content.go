@@ -9,7 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"html"
-	"io"
+	"regexp"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -33,8 +34,9 @@ const (
 const MaxRendered = 2 << 20
 
 // Error says why a message cannot be rendered. Reason is one of the
-// reasons above; it names no content.
-type Error struct{ Reason string }
+// reasons above. Output is the template's output at fault, for who writes it,
+// where it is known; neither names anything of the message.
+type Error struct{ Reason, Output string }
 
 func (e *Error) Error() string { return "render message: " + e.Reason }
 
@@ -47,7 +49,12 @@ type Parts struct {
 
 // Template is a compiled version of a tenant's template.
 type Template struct {
-	subject, html, text *liquid.Template
+	subject, html, text part
+}
+
+type part struct {
+	*liquid.Template
+	tags int // bytes of its tags and outputs
 }
 
 // Compile reads a tenant's Liquid. What it puts out in the html part is
@@ -55,34 +62,43 @@ type Template struct {
 func Compile(c Parts) (*Template, error) {
 	engine := liquid.NewEngine()
 	engine.StrictVariables()
+	registerLimits(engine)
 	engine.RegisterFilter(escapeFilter, escapeValue)
 	// The library's include reads files of this machine.
 	engine.RegisterTag("include", func(render.Context) (string, error) { return "", errors.New("include is not supported") })
 	var t Template
 	for _, p := range []struct {
-		to  **liquid.Template
-		src string
-	}{{&t.subject, c.Subject}, {&t.html, escapeOutputs(c.HTML)}, {&t.text, c.Text}} {
-		parsed, err := engine.ParseString(p.src)
+		to     *part
+		src    string
+		escape bool
+	}{{&t.subject, c.Subject, false}, {&t.html, c.HTML, true}, {&t.text, c.Text, false}} {
+		src, tags, err := meter(p.src)
 		if err != nil {
-			return nil, &Error{ReasonTemplateInvalid}
+			return nil, err
 		}
-		*p.to = parsed
+		if p.escape {
+			src = escapeOutputs(src)
+		}
+		parsed, bad := engine.ParseString(src)
+		if bad != nil {
+			return nil, &Error{Reason: ReasonTemplateInvalid}
+		}
+		*p.to = part{parsed, tags}
 	}
 	return &t, nil
 }
 
 // Render fills the template in. Variables must be a JSON object or nothing.
 func (t *Template) Render(variables json.RawMessage) (c Parts, err error) {
-	vars, err := bindings(variables)
+	vars, largest, err := bindings(variables)
 	if err != nil {
 		return c, err
 	}
 	for _, p := range []struct {
 		to *string
-		t  *liquid.Template
+		t  part
 	}{{&c.Subject, t.subject}, {&c.HTML, t.html}, {&c.Text, t.text}} {
-		if *p.to, err = run(p.t, vars); err != nil {
+		if *p.to, err = run(p.t, vars, largest); err != nil {
 			return Parts{}, err
 		}
 	}
@@ -90,27 +106,37 @@ func (t *Template) Render(variables json.RawMessage) (c Parts, err error) {
 	return c, nil
 }
 
-func run(t *liquid.Template, vars map[string]any) (out string, err error) {
+func run(t part, vars map[string]any, largest int) (out string, err error) {
 	w := &bounded{left: MaxRendered}
-	defer func() { // a tenant's template must cost its message, never the worker; the library panics when a write fails
-		if recover() != nil {
-			out, err = "", &Error{ReasonTemplateInvalid}
+	todo := newWork(t.tags, largest)
+	defer todo.end()
+	vars[workKey] = todo
+	defer func() { // a tenant's template must cost its message, never the worker
+		thrown := recover()
+		if thrown != nil {
+			out, err = "", &Error{Reason: ReasonTemplateInvalid}
 		}
-		if w.left < 0 {
-			out, err = "", &Error{ReasonTooLarge}
+		if _, much := thrown.(tooMuch); much || todo.over {
+			out, err = "", &Error{Reason: ReasonTooLarge}
 		}
 	}()
+	if todo.over {
+		return "", nil
+	}
 	if e := t.FRender(w, vars); e != nil {
-		switch {
-		case strings.Contains(e.Error(), "undefined variable"):
-			return "", &Error{ReasonMissingVariable}
+		if strings.Contains(e.Error(), "undefined variable") {
+			return "", &Error{Reason: ReasonMissingVariable, Output: strings.ReplaceAll(output.FindString(e.Error()), " | "+escapeFilter, "")}
 		}
-		return "", &Error{ReasonTemplateInvalid}
+		return "", &Error{Reason: ReasonTemplateInvalid}
 	}
 	return w.buf.String(), nil
 }
 
-// bounded ends a template that writes for ever.
+// output finds the output that an error of the library's is about.
+var output = regexp.MustCompile(`\{\{.*\}\}`)
+
+// bounded ends a template that writes for ever, by throwing tooMuch: the library
+// panics with an error of its own when a write fails.
 type bounded struct {
 	buf  bytes.Buffer
 	left int
@@ -118,7 +144,7 @@ type bounded struct {
 
 func (w *bounded) Write(p []byte) (int, error) {
 	if w.left -= len(p); w.left < 0 {
-		return 0, io.ErrShortWrite
+		panic(tooMuch{})
 	}
 	return w.buf.Write(p)
 }
@@ -127,10 +153,10 @@ func (w *bounded) Write(p []byte) (int, error) {
 func Inline(raw json.RawMessage) (Parts, error) {
 	var c Parts
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return c, &Error{ReasonContentInvalid}
+		return c, &Error{Reason: ReasonContentInvalid}
 	}
 	if len(c.HTML) > MaxRendered || len(c.Text) > MaxRendered {
-		return c, &Error{ReasonTooLarge}
+		return c, &Error{Reason: ReasonTooLarge}
 	}
 	c.Subject = oneLine(c.Subject)
 	return c, nil
@@ -147,43 +173,49 @@ func oneLine(s string) string {
 }
 
 // bindings reads variables without losing digits: an amount of 2^53 and more
-// stays what it was.
-func bindings(raw json.RawMessage) (map[string]any, error) {
-	vars := map[string]any{}
+// stays what it was. largest are the bytes of the largest value among them.
+func bindings(raw json.RawMessage) (vars map[string]any, largest int, err error) {
+	vars = map[string]any{}
 	if len(raw) == 0 {
-		return vars, nil
+		return vars, 0, nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
 	if err := dec.Decode(&vars); err != nil {
-		return nil, &Error{ReasonContentInvalid}
+		return nil, 0, &Error{Reason: ReasonContentInvalid}
 	}
 	for k, v := range vars {
-		vars[k] = native(v)
+		vars[k] = native(v, &largest)
 	}
-	return vars, nil
+	return vars, largest, nil
 }
 
-func native(v any) any {
+func native(v any, largest *int) any {
+	*largest = max(*largest, sizeOf(v))
 	switch v := v.(type) {
 	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		if f, err := v.Float64(); err == nil {
-			return f
-		}
-		return v.String()
+		return number(v)
 	case map[string]any:
 		for k, e := range v {
-			v[k] = native(e)
+			v[k] = native(e, largest)
 		}
 	case []any:
 		for i, e := range v {
-			v[i] = native(e)
+			v[i] = native(e, largest)
 		}
 	}
 	return v
+}
+
+// number is an int where a template may count with it, a decimal, or else its text.
+func number(n json.Number) any {
+	if i, err := strconv.Atoi(n.String()); err == nil {
+		return i
+	}
+	if f, err := n.Float64(); err == nil && strings.ContainsAny(n.String(), ".eE") {
+		return decimal(f)
+	}
+	return n.String()
 }
 
 // escapeFilter is put behind every output of an html part.
@@ -225,7 +257,7 @@ func captured(tokens []parser.Token) map[string]bool {
 		if len(fields) == 0 {
 			continue
 		}
-		if name := strings.Trim(fields[0], `"'`); t.Name == "capture" {
+		if name := strings.Trim(fields[0], `"'`); t.Name == captureTag {
 			names[name] = true
 		} else {
 			others[name] = true
@@ -251,7 +283,9 @@ func escapeValue(v any) any {
 			fmt.Fprint(&b, escapeValue(e))
 		}
 		return b.String()
-	case int, int64, float64, bool:
+	case float64:
+		return decimal(v)
+	case int, int64, decimal, bool:
 		return v
 	}
 	return html.EscapeString(harmlessLink(fmt.Sprint(v)))

@@ -67,6 +67,9 @@ func Check(p Parts) error {
 		if _, err := Compile(only); err != nil {
 			return &Invalid{part.name, ReasonTemplateInvalid, "This is no Liquid that is understood."}
 		}
+		if name, unknown := unknownFilter(part.text); unknown {
+			return &Invalid{part.name, ReasonTemplateInvalid, fmt.Sprintf("There is no filter %s.", name)}
+		}
 	}
 	if p.HTML == "" && p.Text == "" {
 		return &Invalid{"text", ReasonTemplateInvalid, "A template has a text or an html part."}

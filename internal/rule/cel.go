@@ -34,17 +34,17 @@ type program struct{ cel.Program }
 
 // compile makes a CEL condition over event (id, name, kind, occurred_at,
 // received_at, contact_id) and properties ready to run.
-func compile(condition string) (*program, error) {
+func compile(condition string, more ...cel.EnvOption) (*program, error) {
 	if condition == "" || condition == "true" {
 		return nil, nil
 	}
 	if len(condition) > MaxCondition {
 		return nil, fmt.Errorf("longer than %d bytes", MaxCondition)
 	}
-	env, err := cel.NewEnv(
+	env, err := cel.NewEnv(append(more,
 		cel.Variable("event", cel.MapType(cel.StringType, cel.DynType)),
 		cel.Variable("properties", cel.MapType(cel.StringType, cel.DynType)),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("make the CEL environment: %w", err)
 	}

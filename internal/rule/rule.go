@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"cel.dev/cel-go/cel"
 	"github.com/google/uuid"
 
 	"github.com/softcrum/carril/internal/oneline"
@@ -154,11 +155,20 @@ func (a Action) Age() time.Duration {
 
 // Compile checks a rule and makes it ready to run. What is wrong with it is an
 // *Invalid.
-func Compile(r Rule) (*Rule, error) {
+func Compile(r Rule) (*Rule, error) { return r.compiled() }
+
+// Check is Compile for a rule that is written: it refuses a pattern, a time and
+// a duration in its condition that cannot be read as well. A rule that was written
+// before goes on: the rest of its condition may hold.
+func Check(r Rule) (*Rule, error) {
+	return r.compiled(cel.ASTValidators(cel.ValidateRegexLiterals(), cel.ValidateTimestampLiterals(), cel.ValidateDurationLiterals()))
+}
+
+func (r Rule) compiled(more ...cel.EnvOption) (*Rule, error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
-	p, err := compile(r.Condition)
+	p, err := compile(r.Condition, more...)
 	if err != nil {
 		return nil, invalid("/condition", "%s", err)
 	}

@@ -57,6 +57,30 @@ func TestCompileRefuses(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A condition with a text in it that nothing can read never holds; who writes it is
+// told, and one that was written before goes on.
+func TestCheckRefuses(t *testing.T) {
+	t.Parallel()
+	for name, condition := range map[string]string{
+		"APatternThatIsNone":  `properties.x == 1 || properties.s.matches("(")`,
+		"ATimeThatIsNone":     `event.occurred_at > timestamp("2026-02-30")`,
+		"ADurationThatIsNone": `event.received_at - event.occurred_at > duration("1 day")`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rule.Rule{Actions: points(1), Condition: condition}
+			_, err := rule.Check(r)
+			var invalid *rule.Invalid
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, "/condition", invalid.Pointer)
+			_, err = rule.Compile(r)
+			require.NoError(t, err)
+		})
+	}
+	_, err := rule.Check(rule.Rule{Actions: points(1), Condition: `properties.s.matches(properties.p) && event.occurred_at > timestamp("2026-02-28T00:00:00Z")`})
+	require.NoError(t, err)
+}
+
 func TestConditionsWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	// 300 numbers, each compared with each of the others, with each again

@@ -46,7 +46,7 @@ func (s *Store) Put(ctx context.Context, tenant uuid.UUID, r Rule) (*Rule, error
 			*t = new((*t).UTC().Truncate(time.Microsecond)) // what the database keeps
 		}
 	}
-	compiled, err := Compile(r)
+	compiled, err := Check(r)
 	if err != nil {
 		return nil, err
 	}

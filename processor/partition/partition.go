@@ -68,11 +68,16 @@ func (m *Maker) Forget() {
 // most, since what queues behind it waits too.
 const tries = 5
 
+// ErrNoTable says that there is no time-partitioned table of a name.
+var ErrNoTable = errors.New("there is no such time-partitioned table")
+
+const codeNoData = "P0002" // of a SELECT … INTO STRICT
+
 // Make makes the partition of a table for an instant, in one transaction, with a
 // leaf for every retention class and for class (0: no further one); made is
 // false where nothing was missing. Rows of that time that lie in DEFAULT move
 // into it. It tries again where a lock is not to be had within a second, or a
-// stray row arrives in between.
+// stray row arrives in between. The error is ErrNoTable where there is no such table.
 func Make(ctx context.Context, pool *pgxpool.Pool, parent string, at time.Time, class int16) (made bool, err error) {
 	p := processordb.EnsurePartitionParams{ParentTable: parent, At: at}
 	if class > 0 {
@@ -82,6 +87,10 @@ func Make(ctx context.Context, pool *pgxpool.Pool, parent string, at time.Time, 
 		made, err = processordb.New(pool).EnsurePartition(ctx, p)
 		return err
 	})
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Code == codeNoData {
+		err = ErrNoTable
+	}
 	if err != nil {
 		return false, fmt.Errorf("make the partition of %s for %s: %w", parent, at.UTC().Format(time.DateOnly), err)
 	}

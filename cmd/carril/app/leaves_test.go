@@ -94,7 +94,7 @@ SELECT $1, gen_random_uuid(), 'cell-1', CASE WHEN n <= 3 THEN $2::uuid ELSE gen_
 	require.Equal(t, 3, strings.Count(after, "canary-ana"), "another tenant's contact of the same id is not hers")
 	require.Equal(t, 3, strings.Count(after, "canary-key-"))
 	require.Equal(t, 20, strings.Count(after, `"event_name"`), "the rows stay as counts")
-	require.Equal(t, 14, strings.Count(after, "1.50"), "digits stand as they stood")
+	require.Equal(t, 14, strings.Count(after, `"total": 1.50`), "digits stand as they stood")
 	require.Equal(t, 3, strings.Count(after, "12345678901234567890.10"))
 	var manifest string
 	require.NoError(t, pool.QueryRow(ctx, `SELECT object FROM core.retention_ledger`).Scan(&manifest))

@@ -2,11 +2,12 @@ package app
 
 import (
 	"crypto/x509"
-	"fmt"
+	"errors"
 	"math"
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/softcrum/carril/dispatcher/bucket"
 	"github.com/softcrum/carril/dispatcher/provider"
@@ -22,9 +23,12 @@ import (
 // validateProviders checks which providers there are; what each is told, its
 // adapter checks when it is made.
 func (s *Settings) validateProviders() error {
-	for _, channel := range s.Channels {
+	for i, channel := range s.Channels {
 		if len(s.providersOf(channel)) == 0 {
 			return configError("channels", "has %q, which no provider serves", channel)
+		}
+		if slices.Contains(s.Channels[:i], channel) {
+			return configError("channels", "names %s twice", channel)
 		}
 	}
 	for i, name := range s.EmailProviders {
@@ -69,6 +73,9 @@ func (s *Settings) providersOf(channel string) []string {
 	}
 }
 
+// KnownChannel says whether there are providers of a channel.
+func KnownChannel(name string) bool { return len((&Settings{}).providersOf(name)) > 0 }
+
 // unset names the first setting that a provider needs and does not have; empty
 // where every channel's providers are known.
 func (s *Settings) unset() string {
@@ -104,7 +111,7 @@ func (a *App) openProviders(d *dispatching) error {
 		for _, name := range a.set.providersOf(channel) {
 			p, err := a.openProvider(name)
 			if err != nil {
-				return fmt.Errorf("%w: %w", ErrConfig, err)
+				return settingAtFault(name, err)
 			}
 			a.stack.OnStop("provider "+name, p.Close)
 			d.providers[name] = p
@@ -112,6 +119,20 @@ func (a *App) openProviders(d *dispatching) error {
 		}
 	}
 	return nil
+}
+
+// settingAtFault tells an operator which setting an adapter does not take: the
+// adapter's error begins with the name of a field of its own.
+func settingAtFault(name string, err error) error {
+	if errors.Is(err, ErrConfig) {
+		return err
+	}
+	field, rest, _ := strings.Cut(strings.TrimPrefix(err.Error(), "configure "+name+": "), " ")
+	short := map[string]string{"api_key": "key", "key_id": "key", "base_url": "url", "rate_per_second": "rate", "hello_name": "hello"}
+	if to, ok := short[field]; ok {
+		field = to
+	}
+	return configError(name+"-"+strings.ReplaceAll(field, "_", "-"), "%s", rest)
 }
 
 func (a *App) openProvider(name string) (adapter, error) {

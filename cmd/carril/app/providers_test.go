@@ -84,15 +84,20 @@ func TestProviders(t *testing.T) {
 	t.Run("AreRefusedWhereTheyAreNotTold", func(t *testing.T) {
 		t.Parallel()
 		for want, change := range map[string]func(*Settings){
-			"resend-key":   func(s *Settings) { s.ResendKey = "" },
-			"smtp-addr":    func(s *Settings) { s.SMTPAddr = "" },
-			"sms-account":  func(s *Settings) { s.SMSAccount = "" },
-			"sms-token":    func(s *Settings) { s.SMSToken = "" },
-			"security":     func(s *Settings) { s.SMTPSecurity, s.SMTPAddr = "plain", "mail.example.com:25" },
-			"auth":         func(s *Settings) { s.SMTPAuth = "ntlm" },
-			"smtp-tls-ca":  func(s *Settings) { s.SMTPTLSCA = filepath.Join(t.TempDir(), "none") },
-			"callback_url": func(s *Settings) { s.SMSCallbackURL = "http://carril.example.com/x" },
-			"max_segments": func(s *Settings) { s.SMSSegments = 99 },
+			"resend-key":                            func(s *Settings) { s.ResendKey = "" },
+			"smtp-addr":                             func(s *Settings) { s.SMTPAddr = "" },
+			"sms-account":                           func(s *Settings) { s.SMSAccount = "" },
+			"sms-token":                             func(s *Settings) { s.SMSToken = "" },
+			"configuration: smtp-security is plain": func(s *Settings) { s.SMTPSecurity, s.SMTPAddr = "plain", "mail.example.com:25" },
+			"configuration: smtp-auth is":           func(s *Settings) { s.SMTPAuth = "ntlm" },
+			"configuration: smtp-tls-ca cannot":     func(s *Settings) { s.SMTPTLSCA = filepath.Join(t.TempDir(), "none") },
+			"configuration: sms-callback-url must":  func(s *Settings) { s.SMSCallbackURL = "http://carril.example.com/x" },
+			"configuration: sms-max-segments is":    func(s *Settings) { s.SMSSegments = 99 },
+			"configuration: resend-key is no key":   func(s *Settings) { s.ResendKey = "canary" },
+			"configuration: smtp-addr is not":       func(s *Settings) { s.SMTPAddr = "127.0.0.1:99999" },
+			"configuration: smtp-hello is":          func(s *Settings) { s.SMTPHello = "can ary" },
+			"configuration: smtp-user and password": func(s *Settings) { s.SMTPUser, s.SMTPPassword, s.SMTPAuth = "", "a-canary-of-length", "" },
+			"configuration: sms-key is":             func(s *Settings) { s.SMSKey = "can ary" },
 		} {
 			set := redis(providing())
 			change(&set)

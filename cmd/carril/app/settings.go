@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -152,6 +153,19 @@ func (s *Settings) Validate() error {
 			return configError("kafka-brokers", "has %q, which is not host:port", b)
 		}
 	}
+	if !kafkaName.MatchString(s.KafkaPrefix) {
+		return configError("kafka-prefix", "is not up to 100 letters, digits, dots, - and _, which names of topics are made of")
+	}
+	if !s.KafkaTLS {
+		for name, file := range map[string]string{"kafka-tls-ca": s.KafkaTLSCA, "kafka-tls-cert": s.KafkaTLSCert, "kafka-tls-key": s.KafkaTLSKey} {
+			if file != "" {
+				return configError(name, "is set, and kafka-tls is not")
+			}
+		}
+	}
+	if (s.KafkaTLSCert == "") != (s.KafkaTLSKey == "") {
+		return configError("kafka-tls-cert", "goes with kafka-tls-key")
+	}
 	urls := map[string]string{"registry-url": s.RegistryURL, "postgres-url": s.PostgresURL, "postgres-direct-url": s.PostgresDirectURL,
 		"redis-url": s.RedisURL, "resend-url": s.ResendURL, "sms-url": s.SMSURL, "sms-callback-url": s.SMSCallbackURL}
 	for name, raw := range urls {
@@ -252,8 +266,19 @@ func (s *Settings) NeedStores() error {
 	if (s.StorageAccessKey == "") != (s.StorageSecretKey == "") {
 		return configError("storage-access-key", "goes with storage-secret-key")
 	}
+	switch credentials := s.KafkaSASLUser != "" && s.KafkaSASLPassword != ""; {
+	case s.KafkaSASLMechanism != "" && !credentials:
+		return configError("kafka-sasl-mechanism", "goes with kafka-sasl-user and kafka-sasl-password")
+	case s.KafkaSASLMechanism == "" && (s.KafkaSASLUser != "" || s.KafkaSASLPassword != ""):
+		return configError("kafka-sasl-user", "or kafka-sasl-password is set, and kafka-sasl-mechanism is not: nothing would be sent")
+	case s.RegistryToken != "" && (s.RegistryUser != "" || s.RegistryPassword != ""):
+		return configError("registry-token", "and registry-user: one of them")
+	}
 	return nil
 }
+
+// kafkaName is what a prefix may be of; the longest topic of ours fits behind it.
+var kafkaName = regexp.MustCompile(`^[A-Za-z0-9._-]{0,100}$`)
 
 // proxies are the trusted ones, as Validate has seen them.
 func (s *Settings) proxies() []netip.Prefix {

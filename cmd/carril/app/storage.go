@@ -19,19 +19,19 @@ func (s *Settings) storage() storage.Config {
 	return storage.Config{URL: s.StorageURL, AccessKey: s.StorageAccessKey, SecretKey: s.StorageSecretKey}
 }
 
-// OpenStorage opens the settings' storage, or another by its URL; what is wrong
-// with it is a fault of the configuration.
+// OpenStorage opens the settings' storage, or another by the URL of --out; what is
+// wrong with it is a fault of the configuration.
 func (s *Settings) OpenStorage(url string) (storage.Store, error) {
-	c := s.storage()
+	c, name := s.storage(), "storage-url"
 	if url != "" {
-		c.URL = url
+		c.URL, name = url, "--out"
 	}
 	if c.URL == "" {
 		return nil, configError("CARRIL_STORAGE_URL", "is not set")
 	}
 	store, err := storage.Open(c)
 	if err != nil {
-		return nil, configError("storage-url", "does not serve: %v", err)
+		return nil, configError(name, "does not serve: %v", err)
 	}
 	return store, nil
 }

@@ -126,7 +126,7 @@ func withDefaults(cfg Config) Config {
 	}
 	if cfg.Auth == "" {
 		cfg.Auth = AuthAuto
-		if cfg.User == "" {
+		if cfg.User == "" && cfg.Password.value == "" {
 			cfg.Auth = AuthNone
 		}
 	}
@@ -150,8 +150,9 @@ func or[T comparable](v, otherwise T) T {
 
 func validate(cfg Config) (host string, err error) {
 	host, port, err := net.SplitHostPort(cfg.Addr)
+	number, bad := net.LookupPort("tcp", port) // a number, or the name of a service
 	switch {
-	case err != nil || host == "" || port == "":
+	case err != nil || host == "" || bad != nil || number == 0:
 		return "", errors.New("addr is not HOST:PORT")
 	case cfg.Security != STARTTLS && cfg.Security != Implicit && cfg.Security != Plain:
 		return "", errors.New("security is none of starttls, implicit and plain")
@@ -173,7 +174,7 @@ func validateAuth(cfg Config) error {
 	switch cfg.Auth {
 	case AuthNone:
 		if cfg.User != "" || cfg.Password.value != "" {
-			return errors.New("auth is none, and there is a user")
+			return errors.New("auth is none, and there is a user or a password")
 		}
 		return nil
 	case AuthAuto, AuthScramSHA256, AuthScramSHA1, AuthPlain, AuthLogin:
