@@ -11,6 +11,7 @@
 package smtp
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -150,7 +151,7 @@ func or[T comparable](v, otherwise T) T {
 
 func validate(cfg Config) (host string, err error) {
 	host, port, err := net.SplitHostPort(cfg.Addr)
-	number, bad := net.LookupPort("tcp", port) // a number, or the name of a service
+	number, bad := net.DefaultResolver.LookupPort(context.Background(), "tcp", port) // a number, or the name of a service; asks nobody
 	switch {
 	case err != nil || host == "" || bad != nil || number == 0:
 		return "", errors.New("addr is not HOST:PORT")
