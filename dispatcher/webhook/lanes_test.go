@@ -260,7 +260,7 @@ func TestLanes(t *testing.T) {
 	t.Run("AStopGivesEverythingBackAndCostsNothing", func(t *testing.T) { // P9, P10
 		t.Parallel()
 		cfg := quick(0)
-		cfg.Drain = 50 * time.Millisecond
+		cfg.Drain = 2 * time.Second // as long again is what it has to write with
 		m := newMirror(t, cfg)
 		silence, letGo := hang(t)
 		s := newSink(t, silence)
