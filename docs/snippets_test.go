@@ -24,6 +24,7 @@ import (
 	"github.com/softcrum/carril/ingestor/manage"
 	"github.com/softcrum/carril/internal/httpserver"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/signature"
 	"github.com/softcrum/carril/internal/taxonomy"
 	"github.com/softcrum/carril/schemas"
 )
@@ -142,7 +143,7 @@ func TestSnippets(t *testing.T) {
 	} {
 		t.Run(l.language, func(t *testing.T) {
 			t.Parallel()
-			all := blocks(t, l.language)
+			all := slices.DeleteFunc(blocks(t, l.language), isVerify)
 			require.Len(t, all, 1)
 			if err := exec.Command(l.tool, l.needs...).Run(); err != nil {
 				t.Skipf("%s is not on this machine: its snippet is not run", l.tool)
@@ -153,6 +154,51 @@ func TestSnippets(t *testing.T) {
 			out := run(t, d.open(t), l.tool, append(slices.Clone(l.args), file)...)
 			require.Equal(t, []string{l.key}, d.keys)
 			require.Equal(t, ids.Event(d.tenant, l.key).String(), strings.TrimSpace(out))
+		})
+	}
+}
+
+func isVerify(block string) bool { return strings.Contains(block, "def verify(") }
+
+// TestVerify has the page's function judge requests that are signed as ours are.
+func TestVerify(t *testing.T) {
+	t.Parallel()
+	if err := exec.Command("python3", "--version").Run(); err != nil {
+		t.Skip("python3 is not on this machine: its snippet is not run")
+	}
+	found := slices.DeleteFunc(blocks(t, "python"), func(b string) bool { return !isVerify(b) })
+	require.Len(t, found, 1)
+	const call = `
+import os, sys
+headers = {name: os.environ[name.replace("-", "_")] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")}
+print(verify(os.environ["SECRET"], headers, sys.stdin.buffer.read()))
+`
+	file := filepath.Join(t.TempDir(), "verify.py")
+	require.NoError(t, os.WriteFile(file, []byte(found[0]+call), 0o600))
+	ours, older, theirs := signature.NewSecret(), signature.NewSecret(), signature.NewSecret()
+	const body = `{"type":"core.event.tracked","data":{"note":"ñ"}}`
+	now := time.Now()
+	for name, c := range map[string]struct {
+		by   []signature.Secret
+		at   time.Time
+		body string
+		want string
+	}{
+		"Ours":            {[]signature.Secret{ours}, now, body, "True"},
+		"OursBesideOlder": {[]signature.Secret{older, ours}, now, body, "True"},
+		"AnothersSecret":  {[]signature.Secret{theirs, older}, now, body, "False"},
+		"AnotherBody":     {[]signature.Secret{ours}, now, body + " ", "False"},
+		"Repeated":        {[]signature.Secret{ours}, now.Add(-time.Hour), body, "False"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command("python3", file)
+			cmd.Env = append(os.Environ(), "SECRET="+ours.Reveal(), "webhook_id=evt_1", fmt.Sprint("webhook_timestamp=", c.at.Unix()),
+				"webhook_signature="+signature.SignAll(c.by, "evt_1", c.at, []byte(body)))
+			cmd.Stdin = strings.NewReader(c.body)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			require.Equal(t, c.want, strings.TrimSpace(string(out)))
 		})
 	}
 }

@@ -128,6 +128,55 @@ func orNull(t time.Time) *time.Time {
 	return &t
 }
 
+// Listed is what may be known of a key that nobody can read again.
+type Listed struct {
+	ID         string     `json:"key_id"`
+	Name       string     `json:"name"`
+	Env        string     `json:"env"`
+	Scopes     []string   `json:"scopes"`
+	PerSecond  *int       `json:"events_per_second"` // a limit of its own; nil: the plan's alone
+	Burst      *int       `json:"events_burst"`
+	CreatedAt  time.Time  `json:"created_at"`
+	ExpiresAt  *time.Time `json:"expires_at"`
+	RevokedAt  *time.Time `json:"revoked_at"`
+	LastUsedAt *time.Time `json:"last_used_at"` // to the minute, as Config.Touch has it
+}
+
+// Ends is when the key ceased to work, or will; nil: it works until it is revoked.
+func (k *Listed) Ends() *time.Time {
+	if k.RevokedAt != nil && (k.ExpiresAt == nil || k.RevokedAt.Before(*k.ExpiresAt)) {
+		return k.RevokedAt
+	}
+	return k.ExpiresAt
+}
+
+// State is live, revoked or expired at a time.
+func (k *Listed) State(at time.Time) string {
+	switch {
+	case k.RevokedAt != nil:
+		return "revoked"
+	case k.ExpiresAt != nil && !k.ExpiresAt.After(at):
+		return "expired"
+	}
+	return "live"
+}
+
+// List reads a tenant's keys, the oldest first; uuid.Nil: operators'. Those that have
+// ended are left out unless they are asked for.
+func (s *Postgres) List(ctx context.Context, tenant uuid.UUID, ended bool) ([]Listed, error) {
+	rows, err := s.db.Query(ctx, `SELECT key_id, name, env, scopes, events_per_second, events_burst, created_at, expires_at, revoked_at, last_used_at
+FROM core.api_keys WHERE tenant_id IS NOT DISTINCT FROM nullif($1, '00000000-0000-0000-0000-000000000000'::uuid)
+    AND ($2 OR revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())) ORDER BY created_at, key_id`, tenant, ended)
+	if err != nil {
+		return nil, fmt.Errorf("list api keys: %w", err)
+	}
+	keys, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Listed])
+	if err != nil {
+		return nil, fmt.Errorf("list api keys: %w", err)
+	}
+	return keys, nil
+}
+
 // Revoke ends a key for good; replicas that listen forget it at once. Revoking
 // one that is revoked changes nothing. The error is ErrNoKey for an unknown id.
 func (s *Postgres) Revoke(ctx context.Context, keyID string) error {

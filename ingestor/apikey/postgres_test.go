@@ -2,14 +2,17 @@ package apikey
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/url"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
 )
@@ -157,6 +160,58 @@ func TestPostgres(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, first.RevokedAt, again.RevokedAt)
 		require.ErrorIs(t, store.Revoke(ctx, "nobody"), ErrNoKey)
+	})
+	t.Run("ListsWhatWorksAndWhatHasEnded", func(t *testing.T) {
+		other := ids.New()
+		_, err := pool.Exec(ctx, `INSERT INTO core.tenants (tenant_id, slug, name, plan_id) VALUES ($1, 'other', 'Other', 'starter')`, other)
+		require.NoError(t, err)
+		made := map[string]Key{}
+		var secrets []string
+		for name, n := range map[string]New{
+			"till":  {Scopes: []string{"a", "b"}, Rate: Rate{PerSecond: 5}},
+			"past":  {Scopes: []string{"a"}, ExpiresAt: time.Now().Add(-time.Hour)},
+			"ended": {Scopes: []string{"a"}, ExpiresAt: time.Now().Add(time.Hour)},
+		} {
+			n.TenantID, n.Env, n.Name = other, "test", name
+			text, k, err := store.Create(ctx, n)
+			require.NoError(t, err)
+			made[name], secrets = k, append(secrets, text)
+		}
+		require.NoError(t, store.Revoke(ctx, made["ended"].ID))
+		_, operator, err := store.Create(ctx, New{Env: "live", Scopes: []string{"ops"}})
+		require.NoError(t, err)
+
+		live, err := store.List(ctx, other, false)
+		require.NoError(t, err)
+		require.Len(t, live, 1)
+		require.Equal(t, made["till"].ID, live[0].ID)
+		require.Equal(t, []string{"a", "b"}, live[0].Scopes)
+		require.Equal(t, [2]int{5, 10}, [2]int{*live[0].PerSecond, *live[0].Burst})
+		require.Equal(t, "live", live[0].State(time.Now()))
+		require.Nil(t, live[0].Ends())
+
+		all, err := store.List(ctx, other, true)
+		require.NoError(t, err)
+		states := map[string]string{}
+		for _, k := range all {
+			states[k.Name] = k.State(time.Now())
+			require.Equal(t, k.Name == "till", k.Ends() == nil)
+		}
+		require.Equal(t, map[string]string{"till": "live", "past": "expired", "ended": "revoked"}, states)
+		shown, err := json.Marshal(all)
+		require.NoError(t, err)
+		for _, text := range secrets {
+			require.NotContains(t, string(shown), text[len(text)-secretLen-crcLen:len(text)-crcLen])
+		}
+
+		operators, err := store.List(ctx, uuid.Nil, false)
+		require.NoError(t, err)
+		var found []string
+		for _, k := range operators {
+			found = append(found, k.ID)
+		}
+		require.Contains(t, found, operator.ID)
+		require.NotContains(t, found, made["till"].ID)
 	})
 	t.Run("NotesTheLastUse", func(t *testing.T) {
 		text, k, err := store.Create(ctx, New{TenantID: tenantID, Env: "live", Scopes: []string{"a"}})

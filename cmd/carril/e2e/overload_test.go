@@ -469,7 +469,11 @@ func TestKeysAndPlansOnTwoReplicas(t *testing.T) {
 	t.Run("ARevokedKeyIsRefused", func(t *testing.T) { // FS-CORE-0006 §1
 		key := command(t, e.env, "key", "create", "--tenant", "acme", "--rate", "50")
 		each(t, "a new key is taken", func(d *edge) bool { return use(d, key) == 202 })
-		command(t, e.env, "key", "revoke", key)
+		id := strings.Split(key, "_")[2]
+		require.Contains(t, command(t, e.env, "key", "list", "--tenant", "acme"), id)
+		command(t, e.env, "key", "revoke", id)
+		require.NotContains(t, command(t, e.env, "key", "list", "--tenant", "acme"), id)
+		require.Contains(t, command(t, e.env, "key", "list", "--tenant", "acme", "--ended", "--json"), id)
 		each(t, "a revoked key is refused", func(d *edge) bool { return use(d, key) == 401 })
 	})
 	t.Run("ARotatedKeyWorksBesideItsSuccessor", func(t *testing.T) {
