@@ -147,6 +147,8 @@ func TestFaultRegistryAway(t *testing.T) {
 	f.stages("p0")
 	l := f.load(1, 8, 5*time.Millisecond)
 	f.awaitAcked(100)
+	// The front door knows the schema from its start, the stage from its first event.
+	eventually(t, time.Minute, func() bool { return f.db.count(`SELECT count(*) FROM core.event_keys`) > 0 }, func() string { return "the stage has read an event" })
 	f.parts.end("registry", syscall.SIGKILL)
 	f.awaitAcked(200)
 	eventually(t, time.Minute, func() bool { n := f.behind("append"); return n >= 0 && n < 100 }, func() string { return "known ids go on" })
