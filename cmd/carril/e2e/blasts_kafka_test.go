@@ -202,6 +202,7 @@ func TestASmallBlastBesideALargeOneOfAnother(t *testing.T) {
 	t.Logf("%d people: %.1f s alone, %.1f s beside %d, which had %d left: %.2f times; %s", small.people, alone, beside, large.people, parts["pending"], beside/alone, all)
 	require.Positive(t, parts["pending"], "the large blast was over before the small one: make it larger")
 	require.LessOrEqual(t, other, 2*own)
+	require.LessOrEqual(t, own, 2*other, "nor does the large one stand still")
 	if whole {
 		require.LessOrEqual(t, beside/alone, 2.2)
 	}
