@@ -16,7 +16,7 @@ import (
 // PaceConfig of a process's marketing; zero values take the defaults.
 type PaceConfig struct {
 	// Late is how much later than usual a beat comes to count as late, and at least
-	// as much again as is usual; default 5 ms.
+	// as much again as is usual; default 4 ms.
 	Late  time.Duration
 	Beat  time.Duration // how far apart beats are; default 20 ms
 	Every time.Duration // how often the pace is set; default 500 ms
@@ -30,7 +30,7 @@ type PaceConfig struct {
 }
 
 func (c PaceConfig) withDefaults() PaceConfig {
-	c.Late = def(c.Late, 5*time.Millisecond)
+	c.Late = def(c.Late, 4*time.Millisecond)
 	c.Beat = def(c.Beat, 20*time.Millisecond)
 	c.Every = def(c.Every, 500*time.Millisecond)
 	c.Most = def(c.Most, 0.05)

@@ -87,7 +87,7 @@ type Settings struct {
 	BlastFirstWait   time.Duration `name:"blast-first-wait" env:"CARRIL_BLAST_FIRST_WAIT" default:"15m" help:"Longest that a blast waits for them." group:"messaging"`
 	FeederBatches    int           `name:"feeder-batches" env:"CARRIL_FEEDER_BATCHES" default:"50" help:"Batches of marketing that a tenant may have in the topic at once." group:"messaging"`
 	LatencyBudget    time.Duration `name:"latency-budget" env:"CARRIL_LATENCY_BUDGET" default:"5s" help:"What a transactional message may take; thresholds follow from it." group:"messaging"`
-	MarketingLate    time.Duration `name:"marketing-late" env:"CARRIL_MARKETING_LATE" default:"5ms" help:"How much later than usual a round trip to PostgreSQL counts as late; where many are, marketing leaves the cores to transactional messages. Never when 0." group:"messaging"`
+	MarketingLate    time.Duration `name:"marketing-late" env:"CARRIL_MARKETING_LATE" default:"4ms" help:"How much later than usual a round trip to PostgreSQL counts as late; where many are, marketing leaves the cores to transactional messages. Never when 0." group:"messaging"`
 	Workers          int           `name:"marketing-workers" env:"CARRIL_MARKETING_WORKERS" default:"16" help:"Requests of a channel's marketing rail that one process has on their way at once." group:"messaging"`
 	WebhookKey       string        `name:"webhook-key" env:"CARRIL_WEBHOOK_KEY" help:"32 bytes in Base64 that encrypt webhook secrets at rest." group:"messaging" secret:""`
 	WebhookHTTP      bool          `name:"webhook-http" env:"CARRIL_WEBHOOK_HTTP" help:"Let webhooks go to http:// URLs." group:"messaging"`
