@@ -163,8 +163,8 @@ func isVerify(block string) bool { return strings.Contains(block, "def verify(")
 // TestVerify has the page's function judge requests that are signed as ours are.
 func TestVerify(t *testing.T) {
 	t.Parallel()
-	if err := exec.Command("python3", "--version").Run(); err != nil {
-		t.Skip("python3 is not on this machine: its snippet is not run")
+	if err := exec.Command("python3", "-c", "str.removeprefix").Run(); err != nil {
+		t.Skip("python3 is not on this machine, or older than 3.9: its snippet is not run")
 	}
 	found := slices.DeleteFunc(blocks(t, "python"), func(b string) bool { return !isVerify(b) })
 	require.Len(t, found, 1)

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/softcrum/carril/cmd/carril/app"
 	"github.com/softcrum/carril/ingestor/apikey"
@@ -39,29 +41,31 @@ func (c keyCreateCmd) Run(e *environment) error {
 	if err := app.CheckScopes(c.Scopes); err != nil {
 		return err
 	}
-	ctx, stop := signals()
-	defer stop()
-	pool, err := e.database(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	n := apikey.New{Env: c.Env, Scopes: c.Scopes, Name: string(c.Name), Rate: apikey.Rate{PerSecond: c.Rate, Burst: c.Burst}}
-	if c.Tenant != "-" {
-		if n.TenantID, err = app.FindTenant(ctx, pool, c.Tenant); err != nil {
+	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
+		n := apikey.New{Env: c.Env, Scopes: c.Scopes, Name: string(c.Name), Rate: apikey.Rate{PerSecond: c.Rate, Burst: c.Burst}}
+		var err error
+		if n.TenantID, err = keyOwner(ctx, pool, c.Tenant); err != nil {
 			return err
 		}
+		if c.Expires > 0 {
+			n.ExpiresAt = time.Now().Add(c.Expires)
+		}
+		text, k, err := apikey.NewPostgres(pool).Create(ctx, n)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(e.err, "key %s made; it is shown once and cannot be read again\n", k.ID)
+		fmt.Fprintln(e.out, text)
+		return nil
+	})
+}
+
+// keyOwner is the tenant that is named; uuid.Nil for -, which is operators.
+func keyOwner(ctx context.Context, pool *pgxpool.Pool, name string) (uuid.UUID, error) {
+	if name == "-" {
+		return uuid.Nil, nil
 	}
-	if c.Expires > 0 {
-		n.ExpiresAt = time.Now().Add(c.Expires)
-	}
-	text, k, err := apikey.NewPostgres(pool).Create(ctx, n)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(e.err, "key %s made; it is shown once and cannot be read again\n", k.ID)
-	fmt.Fprintln(e.out, text)
-	return nil
+	return app.FindTenant(ctx, pool, name)
 }
 
 type keyRotateCmd struct {
@@ -73,22 +77,17 @@ func (c keyRotateCmd) Run(e *environment) error {
 	if c.Overlap < 0 {
 		return fmt.Errorf("%w: --overlap must not be negative", app.ErrConfig)
 	}
-	ctx, stop := signals()
-	defer stop()
-	pool, err := e.database(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	old := keyID(c.Key)
-	text, k, err := apikey.NewPostgres(pool).Rotate(ctx, old, c.Overlap)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(e.err, "key %s made; it is shown once and cannot be read again; %s works until %s\n", k.ID, old,
-		time.Now().Add(c.Overlap).UTC().Format(time.RFC3339))
-	fmt.Fprintln(e.out, text)
-	return nil
+	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
+		old := keyID(c.Key)
+		text, k, err := apikey.NewPostgres(pool).Rotate(ctx, old, c.Overlap)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(e.err, "key %s made; it is shown once and cannot be read again; %s works until %s\n", k.ID, old,
+			time.Now().Add(c.Overlap).UTC().Format(time.RFC3339))
+		fmt.Fprintln(e.out, text)
+		return nil
+	})
 }
 
 // keyID is the id of a key that is named by it or by the whole of it.
@@ -104,19 +103,14 @@ type keyRevokeCmd struct {
 }
 
 func (c keyRevokeCmd) Run(e *environment) error {
-	ctx, stop := signals()
-	defer stop()
-	pool, err := e.database(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	id := keyID(c.Key)
-	if err := apikey.NewPostgres(pool).Revoke(ctx, id); err != nil {
-		return err
-	}
-	fmt.Fprintf(e.err, "key %s is revoked\n", id)
-	return nil
+	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
+		id := keyID(c.Key)
+		if err := apikey.NewPostgres(pool).Revoke(ctx, id); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.err, "key %s is revoked\n", id)
+		return nil
+	})
 }
 
 type keyListCmd struct {
@@ -126,33 +120,26 @@ type keyListCmd struct {
 }
 
 func (c keyListCmd) Run(e *environment) error {
-	ctx, stop := signals()
-	defer stop()
-	pool, err := e.database(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	var tenant uuid.UUID
-	if c.Tenant != "-" {
-		if tenant, err = app.FindTenant(ctx, pool, c.Tenant); err != nil {
+	return e.withDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
+		tenant, err := keyOwner(ctx, pool, c.Tenant)
+		if err != nil {
 			return err
 		}
-	}
-	keys, err := apikey.NewPostgres(pool).List(ctx, tenant, c.Ended)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(e, map[string]any{"keys": keys})
-	}
-	w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "KEY\tENV\tSTATE\tENDS\tLAST USED\tCREATED\tSCOPES\tNAME")
-	for _, k := range keys {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Env, k.State(time.Now()), stamp(k.Ends()), stamp(k.LastUsedAt), stamp(&k.CreatedAt),
-			strings.Join(k.Scopes, ","), k.Name)
-	}
-	return w.Flush()
+		keys, err := apikey.NewPostgres(pool).List(ctx, tenant, c.Ended)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return printJSON(e, map[string]any{"keys": keys})
+		}
+		w := tabwriter.NewWriter(e.out, 0, 4, 2, ' ', 0)
+		fmt.Fprintln(w, "KEY\tENV\tSTATE\tENDS\tLAST USED\tCREATED\tSCOPES\tNAME")
+		for _, k := range keys {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Env, k.State(time.Now()), stamp(k.Ends()), stamp(k.LastUsedAt), stamp(&k.CreatedAt),
+				strings.Join(k.Scopes, ","), k.Name)
+		}
+		return w.Flush()
+	})
 }
 
 // stamp is a time for people; - for none.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/softcrum/carril/dispatcher/provider/resend"
 	"github.com/softcrum/carril/dispatcher/sends"
+	figures "github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/outbox"
 	"github.com/softcrum/carril/internal/pg"
@@ -114,13 +113,7 @@ func (b *bench) backends() (sum time.Duration) {
 	for rows.Next() {
 		var pid int
 		require.NoError(b.t, rows.Scan(&pid))
-		raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/schedstat")
-		if err != nil {
-			continue
-		}
-		ns, err := strconv.ParseInt(strings.Fields(string(raw))[0], 10, 64)
-		require.NoError(b.t, err)
-		sum += time.Duration(ns)
+		sum += figures.CPUOf(pid)
 	}
 	return sum
 }

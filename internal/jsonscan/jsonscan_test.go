@@ -104,6 +104,20 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string][2]string{`"a b~":1`: {"a b~", ":1"}, `""`: {"", ""}, `"a""b"`: {"a", `"b"`}} {
+		content, rest, ok := jsonscan.Plain(s)
+		require.True(t, ok, s)
+		require.Equal(t, want, [2]string{content, rest})
+	}
+	for _, s := range []string{``, `a"`, `"a`, `"a\"b"`, "\"a\n\"", `"ñ"`, "\"\x7f\""} {
+		_, rest, ok := jsonscan.Plain(s)
+		require.False(t, ok, s)
+		require.Equal(t, s, rest)
+	}
+}
+
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	text := []byte(`{"p\u00e1":"\ud83d\ude00\n"}`)

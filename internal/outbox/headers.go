@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 // EncodeHeaders keeps headers as [[key, value], …]; a value that is no text goes
@@ -38,7 +40,7 @@ func EncodeHeaders(hs []kgo.RecordHeader) []byte {
 // which stand in it as they are.
 func appendText(out []byte, s string) []byte {
 	for i := range len(s) {
-		if !plainByte(s[i]) {
+		if !jsonscan.PlainByte(s[i]) {
 			b, err := json.Marshal(s)
 			if err != nil { // strings always marshal
 				panic(err)
@@ -93,11 +95,11 @@ func plainHeaders(s string) (hs []kgo.RecordHeader, ok bool) {
 	hs = make([]kgo.RecordHeader, 0, 10)
 	for {
 		var h kgo.RecordHeader
-		if h.Key, s, ok = plainText(s); !ok || !strings.HasPrefix(s, ",") {
+		if h.Key, s, ok = jsonscan.Plain(s); !ok || !strings.HasPrefix(s, ",") {
 			return nil, false
 		}
 		var value string
-		if value, s, ok = plainText(s[1:]); !ok {
+		if value, s, ok = jsonscan.Plain(s[1:]); !ok {
 			return nil, false
 		}
 		h.Value = []byte(value)
@@ -110,23 +112,3 @@ func plainHeaders(s string) (hs []kgo.RecordHeader, ok bool) {
 		}
 	}
 }
-
-// plainText cuts a quoted text off s.
-func plainText(s string) (text, rest string, ok bool) {
-	if !strings.HasPrefix(s, `"`) {
-		return "", s, false
-	}
-	for i := 1; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '"':
-			return s[1:i], s[i+1:], true
-		case plainByte(c):
-		default:
-			return "", s, false
-		}
-	}
-	return "", s, false
-}
-
-// plainByte says that a byte stands in a JSON string as it is.
-func plainByte(c byte) bool { return c >= ' ' && c <= '~' && c != '"' && c != '\\' }

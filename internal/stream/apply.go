@@ -16,6 +16,7 @@ import (
 
 	"github.com/softcrum/carril/internal/db/streamdb"
 	"github.com/softcrum/carril/internal/ids"
+	"github.com/softcrum/carril/internal/pause"
 	"github.com/softcrum/carril/internal/pg"
 )
 
@@ -328,15 +329,12 @@ type PartitionMaker interface {
 func (w *worker) backOff(ctx context.Context, cause string, err error, backoff *time.Duration) error {
 	w.count(cause)
 	w.l.log.Warn("batch waits", "stage", w.l.cfg.Stage, "topic", w.tp.topic, "partition", w.tp.partition, "cause", cause, "error", err, "backoff", *backoff)
-	t := time.NewTimer(jitter(*backoff))
-	defer t.Stop()
+	wait := jitter(*backoff)
 	*backoff = min(2**backoff, 5*time.Second)
-	select {
-	case <-ctx.Done():
+	if !pause.For(ctx, wait) {
 		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
+	return nil
 }
 
 // alarmStatement pages for a statement that the schema does not know: it waits

@@ -252,12 +252,8 @@ func (l *Loop) takeOverPatiently(ctx context.Context, tps []tp) (map[tp]claim, e
 			return nil, ctx.Err()
 		}
 		l.log.Warn("take-over waits", "stage", l.cfg.Stage, "partitions", len(tps), "error", err, "backoff", backoff)
-		t := time.NewTimer(jitter(backoff))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !pause.For(ctx, jitter(backoff)) {
 			return nil, ctx.Err()
-		case <-t.C:
 		}
 		backoff = min(2*backoff, 2*time.Second)
 	}

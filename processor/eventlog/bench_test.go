@@ -2,7 +2,6 @@ package eventlog
 
 import (
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/softcrum/carril/internal/bench"
 	"github.com/softcrum/carril/internal/ids"
 	"github.com/softcrum/carril/internal/pg"
 	"github.com/softcrum/carril/internal/testkit"
@@ -80,10 +80,10 @@ func BenchmarkAppend(b *testing.B) {
 				var took, cpu time.Duration
 				for b.Loop() {
 					rs := rows(size)
-					at, used := time.Now(), backendCPU(backend)
+					at, used := time.Now(), bench.CPUOf(int(backend))
 					require.NoError(b, pgx.BeginFunc(b.Context(), pool, func(tx pgx.Tx) error { return step.do(tx, rs) }))
 					took += time.Since(at)
-					cpu += backendCPU(backend) - used
+					cpu += bench.CPUOf(int(backend)) - used
 				}
 				perRow := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(b.N*size) }
 				b.ReportMetric(0, "ns/op")
@@ -94,15 +94,4 @@ func BenchmarkAppend(b *testing.B) {
 			})
 		}
 	}
-}
-
-// backendCPU is what a process of this machine has spent; 0 where nobody says.
-func backendCPU(pid uint32) time.Duration {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
-	if err != nil {
-		return 0
-	}
-	spent, _, _ := strings.Cut(string(stat), " ")
-	n, _ := strconv.ParseInt(spent, 10, 64)
-	return time.Duration(n)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/softcrum/carril/internal/identifier"
+	"github.com/softcrum/carril/internal/jsonscan"
 )
 
 type pair struct{ kind, value string }
@@ -61,10 +62,10 @@ func plainPairs(raw string) (pairs []pair, ok bool) {
 	pairs = make([]pair, 0, 4)
 	for {
 		var id pair
-		if id.kind, s, ok = plainString(s); !ok || !strings.HasPrefix(s, ":") {
+		if id.kind, s, ok = jsonscan.Plain(s); !ok || !strings.HasPrefix(s, ":") {
 			return nil, false
 		}
-		if id.value, s, ok = plainString(s[1:]); !ok || s == "" {
+		if id.value, s, ok = jsonscan.Plain(s[1:]); !ok || s == "" {
 			return nil, false
 		}
 		for _, p := range pairs {
@@ -81,22 +82,6 @@ func plainPairs(raw string) (pairs []pair, ok bool) {
 		}
 		s = s[1:]
 	}
-}
-
-// plainString cuts a quoted string off s.
-func plainString(s string) (v, rest string, ok bool) {
-	if !strings.HasPrefix(s, `"`) {
-		return "", s, false
-	}
-	for i := 1; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '"':
-			return s[1:i], s[i+1:], true
-		case c < ' ' || c > '~' || c == '\\':
-			return "", s, false
-		}
-	}
-	return "", s, false
 }
 
 // strength orders kinds by how surely they name one person.

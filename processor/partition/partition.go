@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/softcrum/carril/internal/db/processordb"
+	"github.com/softcrum/carril/internal/pause"
 )
 
 // Maker makes partitions on demand and remembers which ones it has seen.
@@ -107,14 +108,10 @@ func Retry(ctx context.Context, n int, do func() error) error {
 		if n--; err == nil || n <= 0 || !contended(err) {
 			return err
 		}
-		t := time.NewTimer(wait/2 + rand.N(wait))
-		wait = min(2*wait, 1600*time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !pause.For(ctx, wait/2+rand.N(wait)) {
 			return errors.Join(ctx.Err(), err)
-		case <-t.C:
 		}
+		wait = min(2*wait, 1600*time.Millisecond)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -70,10 +69,8 @@ func (a *appendRun) noteBackends(ctx context.Context) {
 		if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(name), "postgres") {
 			continue
 		}
-		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
-		spent, _, _ := strings.Cut(string(stat), " ")
-		if n, err := strconv.ParseInt(spent, 10, 64); err == nil {
-			a.backends[pid] = time.Duration(n)
+		if spent := bench.CPUOf(int(pid)); spent > 0 { // one that ended meanwhile keeps what it had
+			a.backends[pid] = spent
 		}
 	}
 }
